@@ -1,0 +1,1 @@
+"""Foreign environments as `Env` or `HostEnv`."""
