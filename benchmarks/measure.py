@@ -1,4 +1,4 @@
-"""How everything here is measured: the sides take turns, medians are compared, the result is JSON."""
+"""How everything here is measured: sides take turns, medians are compared, the result is JSON."""
 
 import argparse
 import json
@@ -81,9 +81,7 @@ def show(rates: Mapping[str, list[float]]) -> None:
         print(f"  {name:{width}}  {middle:12,.0f}/s  ({min(each):,.0f} .. {max(each):,.0f})")
 
 
-def report(
-    name: str, figures: Mapping[str, float], bounds: Bounds, **notes: Any
-) -> dict[str, Any]:
+def report(name: str, figures: Mapping[str, float], bounds: Bounds, **notes: Any) -> dict[str, Any]:
     """Print the figures beside their bounds, then everything as one line of JSON."""
     for key, value in figures.items():
         bound, aim = bounds.get(key, (0.0, 0.0))

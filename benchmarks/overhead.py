@@ -73,7 +73,7 @@ def linear_agent() -> Agent:
     return Agent(
         init=lambda key: 0.01 * jax.random.normal(key, (OBS, ACTIONS)),
         policy=lambda state: state,
-        carry=lambda num_envs: (),
+        carry=lambda _: (),
         act=act,
         update=update,
         data="rollout",
@@ -137,7 +137,7 @@ def main(*, quick: bool) -> None:
     sides = {"bare scan": bare_scan(), "our loop": our_rollout()}
     reps, seconds = (15, 0.8) if quick else (41, 1.5)
     rates = measure.interleave(sides, reps=reps, seconds=seconds)
-    print(f"{NUM_ENVS} free environments of {OBS} floats, linear policy, T={NUM_STEPS}, env-steps/s")
+    print(f"{NUM_ENVS} free environments of {OBS} floats, linear policy, env-steps/s")
     measure.show(rates)
     figures = {"loop_over_scan": measure.ratio(rates, "our loop", "bare scan")}
     measure.report("overhead", figures, BOUNDS)

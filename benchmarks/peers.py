@@ -1,5 +1,6 @@
 """PPO of other libraries, set up to do a stated amount of work per update."""
 
+import importlib
 import importlib.util
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +15,7 @@ def missing() -> list[str]:
 
 def algorithm(peer: str) -> Any:
     """The PPO class of "sb3" or "sbx", which share one interface."""
-    if peer == "sb3":
-        from stable_baselines3 import PPO
-    else:
-        from sbx import PPO
-    return PPO
+    return importlib.import_module(MODULES[peer]).PPO
 
 
 def activation(peer: str, name: str) -> Any:

@@ -62,7 +62,7 @@ def theirs(peer: str, rollout: int, *, processes: bool) -> Callable[[], int]:
 
 
 def recommended(peer: str) -> Callable[[], int]:
-    """As SB3's documentation sets PPO up by default: 2048 steps of one environment, batches of 64."""
+    """The library's defaults: 2048 steps of one environment, batches of 64, 10 epochs."""
     env = peers.vector("Humanoid-v5", 1, processes=False)
     return peers.updates(peers.trainer(peer, env, nets=HIDDEN, act="swish"))
 
@@ -137,7 +137,10 @@ def beside_raw(*, quick: bool) -> float:
 
 
 def main(*, quick: bool) -> None:
-    figures = {"over_best_peer": beside_peers(quick=quick), "train_over_raw": beside_raw(quick=quick)}
+    figures = {
+        "over_best_peer": beside_peers(quick=quick),
+        "train_over_raw": beside_raw(quick=quick),
+    }
     measure.report("train", figures, BOUNDS, quick=quick)
 
 

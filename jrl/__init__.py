@@ -17,8 +17,8 @@ from jrl.types import (
     Transition,
     record,
 )
+from jrl.version import __version__
 
-__version__ = "0.1.0"
 __all__ = [
     "Agent",
     "Box",
@@ -30,6 +30,7 @@ __all__ = [
     "Spec",
     "TimeStep",
     "Transition",
+    "__version__",
     "launch",
     "record",
 ]

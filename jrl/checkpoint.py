@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jrl
 from jrl.types import Tree
+from jrl.version import __version__
 
 FORMAT = 1  # of the folder; raised when older checkpoints need another way of reading
 
@@ -40,7 +40,7 @@ def save(directory: str | Path, step: int, state: Tree, meta: Mapping[str, Any])
     about = {
         **meta,
         "format": FORMAT,
-        "versions": {"jrl": jrl.__version__, "jax": jax.__version__},
+        "versions": {"jrl": __version__, "jax": jax.__version__},
         "leaves": {name: _kind(leaf) for name, leaf in leaves.items()},
     }
     (part / "meta.json").write_text(json.dumps(about, indent=1))

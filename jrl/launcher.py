@@ -15,10 +15,10 @@ from typing import Any
 import jax
 import yaml
 
-import jrl
 from jrl import config as configs
 from jrl.config import Config
 from jrl.logs import run_dir
+from jrl.version import __version__
 
 
 def launch(
@@ -110,7 +110,7 @@ def announce(config: Config, notes: Sequence[str] = ()) -> None:
             shown = (f"[dim]{key}[/] {escape(_show(value))}" for key, value in fields.items())
             table.add_row(f"[bold]{section}[/]", "  ".join(shown))
     hardware = escape(f"{len(devices)} x {devices[0].device_kind}")
-    table.add_row("[bold]jax[/]", f"{jax.__version__} on {hardware}, jrl {jrl.__version__}")
+    table.add_row("[bold]jax[/]", f"{jax.__version__} on {hardware}, jrl {__version__}")
     console = Console(highlight=False)
     console.print(table)
     for note in notes:

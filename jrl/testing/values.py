@@ -148,6 +148,7 @@ def _describe(tree: Tree) -> dict[str, str]:
 
 
 def check_same_type(what: str, old: Tree, new: Tree) -> None:
+    """Check that two trees have the same structure, shapes and dtypes."""
     before, after = _describe(old), _describe(new)
     for path in before.keys() | after.keys():
         expect(path in after, f"{what}: {path} is there at first, and is missing afterwards.")

@@ -546,5 +546,10 @@ def test_no_key_is_used_twice():
             rollouts.play(AGENT, played, policy, k_play, look, num_steps=3),
         )
 
-    with jax.debug_key_reuse(True):
-        jax.jit(everything)(jax.random.key(11))
+    def careless(key: Key) -> jax.Array:
+        return jax.random.normal(key) + jax.random.uniform(key)
+
+    with jax.debug_key_reuse(True):  # finds out while tracing
+        jax.jit(everything).trace(jax.random.key(11))
+        with pytest.raises(jax.errors.KeyReuseError):
+            jax.jit(careless).trace(jax.random.key(11))

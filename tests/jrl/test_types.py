@@ -22,7 +22,7 @@ def test_a_record_is_a_frozen_pytree():
     assert isinstance(doubled, Pair)
     assert (float(doubled.left), float(doubled.right)) == (2.0, 4.0)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        pair.left = jnp.float32(3)  # type: ignore[misc]
+        pair.left = jnp.float32(3)
 
 
 def test_a_records_leaves_are_named():
@@ -86,5 +86,5 @@ def test_a_timestep_can_be_an_in_axes_tree():
         final_obs={"a": jnp.zeros((4, 2))},
         info={},
     )
-    axes = TimeStep(0, 0, 0, 0, 0, {})  # type: ignore[arg-type]
+    axes = TimeStep(0, 0, 0, 0, 0, {})
     np.testing.assert_array_equal(jax.vmap(lambda t: t.reward + 1, (axes,))(ts), [1, 2, 3, 4])
