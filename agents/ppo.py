@@ -12,14 +12,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jrl import checks, optim
+from jrl import checks, observations, optim
 from jrl.mesh import pmean, psum, vary
-from jrl.nn import ACTIVATIONS, ActorCritic, apply, flatten_obs
-from jrl.ops import losses, moments, returns
+from jrl.nn import ACTIVATIONS, ActorCritic, apply
+from jrl.observations import Vectors
+from jrl.ops import losses, returns
 from jrl.ops.distributions import Categorical, Normal, bound_log_std
 from jrl.ops.moments import Moments
 from jrl.rollout import first_steps, successor_values
-from jrl.types import Agent, Box, Discrete, Key, Metrics, Rollout, Spec, Tree, record, zeros
+from jrl.types import Agent, Box, Discrete, Key, Metrics, Rollout, Spec, Tree, record
 
 SCHEDULES = ("constant", "linear", "adaptive")
 
@@ -110,9 +111,9 @@ class State:
 
 @record
 class Batch:
-    """N sequences of L steps to learn from; fields lead with [L, N], `carry` with [N]."""
+    """N sequences of L steps to learn from; fields lead with [L, N], `carry` with [1, N]."""
 
-    x: dict[str, jax.Array]  # whitened observations
+    x: Vectors  # whitened
     action: jax.Array
     log_prob: jax.Array
     value: jax.Array
@@ -135,18 +136,10 @@ def network(cfg: Config, spec: Spec) -> ActorCritic:
     )
 
 
-def inputs(obs: Tree, leading: int) -> dict[str, jax.Array]:
-    """Vectors for the policy and, where the observation has a part for it, the critic."""
-    if isinstance(obs, dict) and "policy" in obs:
-        return {k: flatten_obs(obs[k], leading) for k in ("policy", "critic") if k in obs}
-    return {"policy": flatten_obs(obs, leading)}
-
-
-def whiten(cfg: Config, stats: dict[str, Moments], x: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Observations with mean 0 and standard deviation 1, as far as is known."""
-    if not cfg.normalize_obs:
-        return x
-    return {name: moments.normalize(stats[name], x[name]) for name in x}
+def see(cfg: Config, stats: dict[str, Moments], obs: Tree, leading: int) -> Vectors:
+    """Observations as the network sees them, whitened as far as is known."""
+    x = observations.vectors(obs, leading)
+    return observations.whiten(stats, x) if cfg.normalize_obs else x
 
 
 def distribution(numbers: tuple[jax.Array, ...]) -> Normal | Categorical:
@@ -159,7 +152,7 @@ def distribution(numbers: tuple[jax.Array, ...]) -> Normal | Categorical:
 
 def init(cfg: Config, net: ActorCritic, spec: Spec, key: Key) -> State:
     """A fresh state."""
-    x = inputs(jax.tree.map(lambda a: a[None, None], zeros(spec.obs)), leading=2)
+    x = jax.tree.map(lambda v: v[None, None], observations.example(spec))
     params = net.init(key, carry(cfg, 1), x, jnp.zeros((1, 1), bool))
     if net.continuous:
         start = jnp.log(jnp.asarray(cfg.init_std, jnp.float32))
@@ -167,7 +160,7 @@ def init(cfg: Config, net: ActorCritic, spec: Spec, key: Key) -> State:
     return State(
         params=params,
         opt=optimizer(cfg).init(params),
-        obs_stats={name: moments.init(v[0, 0]) for name, v in x.items()},
+        obs_stats=observations.statistics(spec),
         updates=jnp.zeros((), jnp.int32),
     )
 
@@ -200,8 +193,7 @@ def act(
     explore: bool = True,
 ) -> tuple[Tree, jax.Array, dict[str, jax.Array]]:
     """Choose actions for B robots; without exploration the distribution's mode."""
-    x = {"policy": inputs(obs, leading=1)["policy"][None]}
-    x = whiten(cfg, policy.obs_stats, x)
+    x = see(cfg, policy.obs_stats, jax.tree.map(lambda v: v[None], obs), leading=2)
     first = jnp.zeros(x["policy"].shape[:2], bool)
     carry, known = apply(net, policy.params, carry, x, first, method="remember")
     dist = distribution(apply(net, policy.params, known[0], method="policy"))
@@ -209,13 +201,10 @@ def act(
     return carry, action, {"log_prob": dist.log_prob(action)}
 
 
-# --- learning -------------------------------------------------------------------------------------
-
-
 def prepare(cfg: Config, net: ActorCritic, state: State, rollout: Rollout) -> Batch:
     """Turn a rollout into sequences with advantages and targets, under the statistics it saw."""
     rollout = dataclasses.replace(rollout, reward=rollout.reward * cfg.reward_scale)
-    x = whiten(cfg, state.obs_stats, inputs(rollout.obs, leading=2))
+    x = see(cfg, state.obs_stats, rollout.obs, leading=2)
     is_first = first_steps(rollout)
     _, known = apply(net, state.params, rollout.carry, x, is_first, method="remember")
     value = apply(net, state.params, known, x, method="value")
@@ -238,7 +227,7 @@ def prepare(cfg: Config, net: ActorCritic, state: State, rollout: Rollout) -> Ba
         advantage=advantage,
         target=advantage + value[:-1],
         is_first=is_first[:-1],
-        carry=rollout.carry,
+        carry=jax.tree.map(lambda c: c[None], rollout.carry),
     )
     if cfg.memory:
         return batch
@@ -249,8 +238,7 @@ def final_values(
     cfg: Config, net: ActorCritic, state: State, rollout: Rollout, known: jax.Array
 ) -> jax.Array:
     """V of the observations at which episodes were cut off, [M]."""
-    x = whiten(cfg, state.obs_stats, inputs(rollout.final.obs, leading=1))
-    x = {name: v[None] for name, v in x.items()}
+    x = see(cfg, state.obs_stats, jax.tree.map(lambda v: v[None], rollout.final.obs), leading=2)
     memory: Tree = ()
     if cfg.memory:
         memory = known[:-1].reshape(-1, cfg.memory).at[rollout.final.index].get(mode="clip")
@@ -263,7 +251,8 @@ def loss(
     cfg: Config, net: ActorCritic, params: Tree, batch: Batch, *, axis: str | None = None
 ) -> tuple[jax.Array, Metrics]:
     """The clipped objective (eq. 9 of the paper) of one minibatch, and what to log of it."""
-    _, numbers, value = apply(net, params, batch.carry, batch.x, batch.is_first)
+    carry = jax.tree.map(lambda c: c[0], batch.carry)
+    _, numbers, value = apply(net, params, carry, batch.x, batch.is_first)
     dist = distribution(numbers)
     advantage = batch.advantage
     if cfg.normalize_advantage:
@@ -327,7 +316,6 @@ def update(
     Raises:
         ValueError: where the sequences don't divide into minibatches.
     """
-    checks.expect(rollout.reward, rollout.terminated.shape, "rollout.reward")
     batch = prepare(cfg, net, state, rollout)
     num_sequences = batch.advantage.shape[1]
     what = "num_envs" if cfg.memory else "num_envs x num_steps"
@@ -345,10 +333,10 @@ def update(
         opt = optim.set_learning_rate(opt, cfg.learning_rate * left)
     learner = Learner(state.params, opt, jnp.zeros((), bool))
     learner, seen = jax.lax.scan(epoch, learner, jax.random.split(key, cfg.num_epochs))
-    x = inputs(jax.tree.map(lambda v: v[:-1], rollout.obs), leading=2)
     stats = state.obs_stats
     if cfg.normalize_obs:
-        stats = {name: moments.update(stats[name], x[name], axis=axis) for name in x}
+        seen_obs = jax.tree.map(lambda v: v[:-1], rollout.obs)
+        stats = observations.observe(stats, observations.vectors(seen_obs, leading=2), axis=axis)
     new = State(learner.params, learner.opt, stats, state.updates + 1)
     return new, summary(new, batch, seen, axis=axis)
 
@@ -360,9 +348,7 @@ def minibatches(batch: Batch, order: jax.Array, parts: int) -> Batch:
         x = x[:, order].reshape(x.shape[0], parts, -1, *x.shape[2:])
         return x.swapaxes(0, 1)
 
-    fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-    memory = jax.tree.map(lambda c: c[order].reshape(parts, -1, *c.shape[1:]), fields.pop("carry"))
-    return Batch(**jax.tree.map(deal, fields), carry=memory)
+    return jax.tree.map(deal, batch)
 
 
 def summary(state: State, batch: Batch, seen: Metrics, *, axis: str | None = None) -> Metrics:

@@ -25,7 +25,7 @@ import numpy as np
 BOUNDS = {"hopper_speedup": (4.0, 8.0)}
 TASKS = {"hopper": ("Hopper-v5", 1000.0), "halfcheetah": ("HalfCheetah-v5", 2000.0)}
 DISCOUNT = {"hopper": 0.999, "halfcheetah": 0.98}  # on all sides; those of the RL Zoo
-SIDES = ("jrl", "sb3", "sbx")
+SIDES = ("jrl", "sb3", "sb3:1", "sbx")  # torch on all cores, and on one: small networks prefer it
 EVERY, EPISODES = 8192, 10
 NUM_ENVS, NUM_STEPS = 64, 32  # ours
 SETTINGS: dict[str, Any] = {
@@ -109,9 +109,13 @@ def unit(act: Callable[..., Any], params: Any, obs: np.ndarray) -> np.ndarray:
     return np.clip(act(params, obs), -1.0, 1.0)
 
 
-def theirs(peer: str, name: str, seed: int) -> Iterator[tuple[int, Policy]]:
+def theirs(side: str, name: str, seed: int) -> Iterator[tuple[int, Policy]]:
     """Train with SB3 or SBX: after every update, the steps so far and the policy."""
     import peers
+
+    peer, _, threads = side.partition(":")
+    if threads:
+        peers.limit_torch(int(threads))
 
     env = peers.vector(TASKS[name][0], 8, processes=False, gamma=DISCOUNT[name])
     model = peers.trainer(
@@ -183,7 +187,7 @@ def main(*, quick: bool) -> None:
     import measure
     import peers
 
-    sides = [side for side in SIDES if side not in peers.missing()]
+    sides = [side for side in SIDES if side.partition(":")[0] not in peers.missing()]
     if len(sides) < 2:
         raise SystemExit("no peer is installed: pip install '.[bench]'")
     figures, runs = {}, {}
@@ -195,7 +199,7 @@ def main(*, quick: bool) -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one seed, Hopper, a fifth of the return")
+    parser.add_argument("--quick", action="store_true", help="one seed, a fifth of the return")
     parser.add_argument("--worker", nargs=4, metavar=("SIDE", "TASK", "SEED", "BEGUN"))
     return parser.parse_args()
 

@@ -29,6 +29,13 @@ def activation(peer: str, name: str) -> Any:
     return {"tanh": nn.tanh, "relu": nn.relu, "swish": nn.swish}[name]
 
 
+def limit_torch(threads: int) -> None:
+    """Let torch use that many cores; with small networks its threads mostly wait for each other."""
+    import torch
+
+    torch.set_num_threads(threads)
+
+
 def vector(task: str, num_envs: int, *, processes: bool, **normalize: Any) -> Any:
     """`num_envs` of Gymnasium's environments, whitened by VecNormalize (its options follow)."""
     from stable_baselines3.common.env_util import make_vec_env

@@ -28,6 +28,8 @@ TOUCHING = (  # the pairs of geoms that collide, besides each foot with the floo
     ("right_thigh1", "left_thigh1"),
 )
 
+FIELDS = ("subtree_com", "xpos", "cvel")
+
 
 @dataclasses.dataclass(frozen=True)
 class Config(task.Simulation):
@@ -54,8 +56,15 @@ class Config(task.Simulation):
 
 
 def observe(data: Data) -> jax.Array:
-    """Positions but x and y, and velocities: [45]."""
-    return task.flat(data.qpos[2:], data.qvel)
+    """Where each body is and how it moves, wherever the robot is: [162].
+
+    Joint positions but x and y (22) and velocities (23), then of the 13 bodies the positions
+    relative to the torso's x and y (39) and the velocities (78, `cvel`). The bodies' part follows
+    from the joints', but with it a policy needs a third of the steps to stand.
+    """
+    x, y = data.qpos[0], data.qpos[1]
+    beside = data.fields["xpos"][1:] - jnp.stack([x, y, jnp.zeros_like(x)])
+    return task.flat(data.qpos[2:], data.qvel, beside, data.fields["cvel"][1:])
 
 
 def healthy(cfg: Config, data: Data) -> jax.Array:
@@ -101,7 +110,7 @@ def model(cfg: Config) -> "mujoco.MjModel":
 def make(cfg: Config) -> Env:
     """The environment."""
     body = model(cfg)
-    engine = task.engine(body, cfg, substeps=cfg.substeps, fields=("subtree_com",))
+    engine = task.engine(body, cfg, substeps=cfg.substeps, fields=FIELDS)
     return task.make(
         engine,
         start=functools.partial(task.uniform_start, body, cfg.reset_noise),

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ class Engine:
         self.updates = 0
         self._policy, self._film = policy, film
         self._evaluate = jax.jit(evaluate)
-        self._init = jax.jit(loop.init)
-        self._stages = _stages(loop)
+        self._stages = _compile(loop)
+        self._init = self._stages.pop("init")
         self._stopping = False
         self.state: LoopState | None = None
 
@@ -148,11 +149,19 @@ class Engine:
                 signal.signal(name, handler)
 
 
-def _stages(loop: Loop) -> dict[str, Callable[..., Any]]:
-    """The jitted stages of one update; the state is donated."""
-    shapes = jax.eval_shape(loop.init, jax.random.key(0))
-    if "pure_callback" not in str(jax.make_jaxpr(loop.rollout)(shapes)):
-        return {"step": jax.jit(loop.step, donate_argnums=0)}
-    rollout = jax.jit(loop.rollout, donate_argnums=0)
-    train = jax.jit(loop.train, donate_argnums=0)
-    return {"rollout": rollout, "train": train}
+def _compile(loop: Loop) -> dict[str, Callable[..., Any]]:
+    """`init` and the stages of one update, compiled at the same time; the state is donated."""
+    key = jax.random.key(0)
+    state = jax.eval_shape(loop.init, key)
+    programs: dict[str, tuple[Any, ...]] = {"init": (jax.jit(loop.init), key)}
+    if "pure_callback" in str(jax.make_jaxpr(loop.rollout)(state)):
+        _, data = jax.eval_shape(loop.rollout, state)
+        programs["rollout"] = (jax.jit(loop.rollout, donate_argnums=0), state)
+        programs["train"] = (jax.jit(loop.train, donate_argnums=0), state, data)
+    else:
+        programs["step"] = (jax.jit(loop.step, donate_argnums=0), state)
+    if jax.config.read("jax_disable_jit"):
+        return {name: function for name, (function, *_) in programs.items()}
+    lowered = [function.lower(*args) for function, *args in programs.values()]
+    with ThreadPoolExecutor(len(lowered)) as pool:
+        return dict(zip(programs, pool.map(lambda program: program.compile(), lowered)))

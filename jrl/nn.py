@@ -87,20 +87,6 @@ class GRU(linen.Module):
         return scan(linen.GRUCell(self.size, name="cell"), carry, (x, is_first))
 
 
-def flatten_obs(obs: Tree, leading: int) -> jax.Array:
-    """Join the leaves of an observation tree into float32 vectors.
-
-    Args:
-        obs: a tree of arrays that share their first `leading` axes.
-        leading: how many axes to keep.
-
-    Returns:
-        `[*leading axes, n]`.
-    """
-    leaves = [x.reshape(*x.shape[:leading], -1).astype(jnp.float32) for x in jax.tree.leaves(obs)]
-    return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves, axis=-1)
-
-
 class ActorCritic(linen.Module):
     """A policy and a critic over time-major sequences [L, N], with a memory in front if asked for.
 

@@ -42,7 +42,7 @@ def opinions(cfg: ppo.Config, spec: Spec, state: Tree, obs: tuple[float, ...]) -
 
     @jax.jit
     def ask(state: Tree) -> tuple[jax.Array, jax.Array]:
-        x = ppo.whiten(cfg, state.obs_stats, {"policy": seen[None]})
+        x = ppo.see(cfg, state.obs_stats, seen[None], leading=2)
         first = jnp.ones((1, len(obs)), bool)
         _, known = net.apply(state.params, memory, x, first, method="remember")
         value = net.apply(state.params, known, x, method="value")[0]

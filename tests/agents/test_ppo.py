@@ -213,7 +213,9 @@ def test_the_first_ratio_is_one_with_far_away_observations(memory):
         state = dataclasses.replace(state, params=params)
         data = replay(agent, agent.policy(state), far[0])
         batch = ppo.prepare(cfg, net, state, data)
-        _, numbers, _ = net.apply(state.params, batch.carry, batch.x, batch.is_first)
+        _, numbers, _ = net.apply(
+            state.params, *jax.tree.map(lambda c: c[0], (batch.carry,)), batch.x, batch.is_first
+        )
         log_prob = ppo.distribution(numbers).log_prob(batch.action)
         return ppo.loss(cfg, net, state.params, batch)[1], log_prob - batch.log_prob
 
@@ -573,7 +575,9 @@ def test_the_learner_recomputes_what_the_actor_knew():
 
     @jax.jit
     def run(batch: ppo.Batch) -> tuple[jax.Array, jax.Array]:
-        _, numbers, value = net.apply(state.params, batch.carry, batch.x, batch.is_first)
+        _, numbers, value = net.apply(
+            state.params, *jax.tree.map(lambda c: c[0], (batch.carry,)), batch.x, batch.is_first
+        )
         return ppo.distribution(numbers).log_prob(batch.action), value
 
     log_prob, value = run(batch)
@@ -592,7 +596,8 @@ def test_values_and_bootstraps_use_the_memory_of_their_step():
 
     @jax.jit
     def step(h: jax.Array, obs: Tree) -> tuple[jax.Array, jax.Array]:
-        x = jax.tree.map(lambda v: v[None], ppo.inputs(obs, leading=1))  # whitening is idle yet
+        obs = jax.tree.map(lambda v: v[None], obs)
+        x = ppo.see(RECURRENT, state.obs_stats, obs, leading=2)
         after, _, value = net.apply(state.params, h, x, jnp.zeros((1, h.shape[0]), bool))
         return after, value[0]
 
@@ -622,10 +627,10 @@ def test_values_and_bootstraps_use_the_memory_of_their_step():
 
 def test_minibatches_of_sequences_keep_each_robots_memory_with_its_steps():
     *_, batch = remembered(0.0)
-    batch = dataclasses.replace(batch, carry=jnp.arange(4.0)[:, None] * jnp.ones((1, 4)))
+    batch = dataclasses.replace(batch, carry=jnp.arange(4.0)[None, :, None] * jnp.ones((1, 1, 4)))
     dealt = ppo.minibatches(batch, jnp.asarray([2, 0, 3, 1]), 2)
     assert dealt.advantage.shape == (2, 16, 2)
-    np.testing.assert_array_equal(dealt.carry[:, :, 0], [[2, 0], [3, 1]])
+    np.testing.assert_array_equal(dealt.carry[:, 0, :, 0], [[2, 0], [3, 1]])
     np.testing.assert_array_equal(dealt.advantage[0, :, 1], batch.advantage[:, 0])
     np.testing.assert_array_equal(dealt.advantage[1, :, 0], batch.advantage[:, 3])
     np.testing.assert_array_equal(dealt.x["critic"][1, :, 1], batch.x["critic"][:, 1])

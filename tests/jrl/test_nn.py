@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl.nn import GRU, MLP, ActorCritic, flatten_obs
+from jrl.nn import GRU, MLP, ActorCritic
 from jrl.types import Tree
 
 KEY = jax.random.key(0)
@@ -136,18 +136,6 @@ def test_gru_lets_no_gradient_through_an_episodes_end():
 
 
 # --- observations ---------------------------------------------------------------------------------
-
-
-def test_flatten_obs_joins_leaves_by_name():
-    obs = {"b": jnp.full((2, 3, 2), 7, jnp.uint8), "a": jnp.arange(24.0).reshape(2, 3, 2, 2)}
-    flat = flatten_obs(obs, leading=2)
-    assert flat.shape == (2, 3, 6)
-    assert flat.dtype == jnp.float32
-    np.testing.assert_array_equal(flat[0, 1], [4, 5, 6, 7, 7, 7])
-
-
-def test_flatten_obs_of_scalars():
-    assert flatten_obs(jnp.zeros((5, 2)), leading=2).shape == (5, 2, 1)
 
 
 # --- the actor-critic -----------------------------------------------------------------------------
