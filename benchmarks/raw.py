@@ -6,6 +6,8 @@ import mujoco
 import numpy as np
 from mujoco.batch import Batch
 
+from jrl.envs import humanoid_fast
+
 NOISE = 0.01  # of the starts, as in the humanoid tasks
 STD = 0.6  # of the controls in units of half their range, as an untrained policy's
 
@@ -15,11 +17,11 @@ def humanoids(
 ) -> Callable[[], int]:
     """A function that steps humanoids `steps` times, restarts the fallen, and counts env-steps.
 
-    It binds what the tasks read (positions, velocities, centre of mass) and draws its controls
-    beforehand: nothing but physics is timed.
+    It binds the fields that `humanoid_fast` reads and draws its controls beforehand: nothing but
+    physics is timed.
     """
     batch = Batch(model, num_envs, threads)
-    qpos, qvel, ctrl, _ = (batch.bind(x) for x in ("qpos", "qvel", "ctrl", "subtree_com"))
+    qpos, qvel, ctrl, *_ = map(batch.bind, ("qpos", "qvel", "ctrl", *humanoid_fast.FIELDS))
     rng = np.random.default_rng(0)
     low, high = model.actuator_ctrlrange.T
     bank = np.clip(STD * rng.standard_normal((256, num_envs, model.nu)), -1, 1)

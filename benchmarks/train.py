@@ -3,12 +3,13 @@
 1. Humanoid-v5 as Gymnasium defines it (348 observations), networks of 3 x 256 units on both sides,
    the same rollout size, epochs and minibatches, whitened observations; over the best of the peers.
 2. A pinned model (Gymnasium's humanoid, Euler, Newton with 8 iterations, 5 substeps of 3 ms) with
-   the short observation of `humanoid_fast`: 256 environments x 32 steps, 4 epochs x 8 minibatches;
+   the task of `humanoid_fast`: 256 environments x 32 steps, 4 epochs x 8 minibatches;
    over `Batch.step` with restarts on the same model.
 """
 
 import functools
 import hashlib
+import os
 import statistics
 from collections.abc import Callable
 
@@ -26,6 +27,7 @@ from jrl.types import Env
 BOUNDS: dict[str, tuple[float, float]] = {}
 HIDDEN, EPOCHS, MINIBATCHES, NUM_STEPS, SUBSTEPS = (256, 256, 256), 4, 8, 32, 5
 PEER_ENVS = 8
+CORES = len(os.sched_getaffinity(0))
 PINNED = "453d7dde"  # the first digits of the SHA-256 of the pinned model's XML
 
 
@@ -46,8 +48,10 @@ def ours(env: Env, num_envs: int) -> Callable[[], int]:
     return work
 
 
-def theirs(peer: str, rollout: int, *, processes: bool) -> Callable[[], int]:
-    """The same work by "sb3" or "sbx"."""
+def theirs(
+    peer: str, rollout: int, *, processes: bool = False, threads: int = CORES
+) -> Callable[[], int]:
+    """The same work by "sb3" or "sbx"; `threads` are torch's."""
     env = peers.vector("Humanoid-v5", PEER_ENVS, processes=processes, norm_reward=False)
     model = peers.trainer(
         peer,
@@ -58,7 +62,14 @@ def theirs(peer: str, rollout: int, *, processes: bool) -> Callable[[], int]:
         batch_size=rollout // MINIBATCHES,
         n_epochs=EPOCHS,
     )
-    return peers.updates(model)
+    update = peers.updates(model)
+
+    def work() -> int:
+        if peer == "sb3":
+            peers.limit_torch(threads)
+        return update()
+
+    return work
 
 
 def recommended(peer: str) -> Callable[[], int]:
@@ -91,7 +102,7 @@ def pinned_model() -> mujoco.MjModel:
 def pinned_env(model: mujoco.MjModel) -> Env:
     """The walking task of `humanoid_fast` on another model."""
     cfg = humanoid_fast.Config()
-    engine = task.engine(model, cfg, substeps=SUBSTEPS, fields=("subtree_com",))
+    engine = task.engine(model, cfg, substeps=SUBSTEPS, fields=humanoid_fast.FIELDS)
     return task.make(
         engine,
         start=functools.partial(task.uniform_start, model, cfg.reset_noise),
@@ -104,13 +115,15 @@ def pinned_env(model: mujoco.MjModel) -> Env:
 
 def beside_peers(*, quick: bool) -> float:
     """Ours over the best peer, on Humanoid-v5."""
-    num_envs = 128 if quick else 256
+    num_envs = 64 if quick else 256
     rollout = num_envs * NUM_STEPS
     sides = {"jrl": ours(envs.vector("humanoid", num_envs), num_envs)}
     for peer in ("sb3", "sbx"):
         if peer in peers.missing():
             continue
-        sides[f"{peer}, DummyVecEnv"] = theirs(peer, rollout, processes=False)
+        sides[f"{peer}, DummyVecEnv"] = theirs(peer, rollout)
+        if peer == "sb3":
+            sides["sb3, DummyVecEnv, one torch thread"] = theirs(peer, rollout, threads=1)
         if not quick:
             sides[f"{peer}, SubprocVecEnv"] = theirs(peer, rollout, processes=True)
             sides[f"{peer}, recommended"] = recommended(peer)

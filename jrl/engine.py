@@ -41,8 +41,10 @@ class Engine:
         self.updates = 0
         self._policy, self._film = policy, film
         self._evaluate = jax.jit(evaluate)
+        begun = time.perf_counter()
         self._stages = _compile(loop)
         self._init = self._stages.pop("init")
+        self._compile_seconds = time.perf_counter() - begun
         self._stopping = False
         self.state: LoopState | None = None
 
@@ -90,6 +92,7 @@ class Engine:
     def run(self) -> None:
         """Train to the end; log, evaluate, save, plot and film as the config says."""
         with logs.Logger(self.config) as logger, self._signals():
+            logger.event(f"compiled in {self._compile_seconds:.1f} s")
             for metrics in self.iterate():
                 logger.log(metrics, update=self.updates, env_steps=self.env_steps)
                 if self._due(self.config.eval.interval):
@@ -160,7 +163,7 @@ def _compile(loop: Loop) -> dict[str, Callable[..., Any]]:
         programs["train"] = (jax.jit(loop.train, donate_argnums=0), state, data)
     else:
         programs["step"] = (jax.jit(loop.step, donate_argnums=0), state)
-    if jax.config.read("jax_disable_jit"):
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
         return {name: function for name, (function, *_) in programs.items()}
     lowered = [function.lower(*args) for function, *args in programs.values()]
     with ThreadPoolExecutor(len(lowered)) as pool:

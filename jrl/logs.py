@@ -154,7 +154,7 @@ class Logger:
     def _line(self) -> str:
         facts = self._facts()
         return (
-            f"{100 * self._steps / self._total:5.1f}%  {self._steps:>13,} env-steps  "
+            f"{min(100 * self._steps / self._total, 100):5.1f}%  {self._steps:>13,} env-steps  "
             f"{facts['rate']:>9} /s  ETA {facts['eta']:>8}  "
             f"return {facts['score']:>9}  length {facts['length']:>6}  "
             f"eval {facts['tested']:>9}"
