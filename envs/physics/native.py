@@ -1,7 +1,7 @@
 """MuJoCo's C engine inside jitted code: many robots per call, stepped on a thread pool.
 
-A robot's state is its mjSTATE_INTEGRATION row, carried through JAX as raw bits, so that float64
-survives 32-bit JAX and a step is a pure function of the row.
+A robot's state is the part of MuJoCo's state row that a step changes, carried through JAX as raw
+bits, so that float64 survives 32-bit JAX and a step is a pure function of the row.
 """
 
 import contextlib
@@ -112,6 +112,18 @@ def _stage(model: mujoco.MjModel, fields: tuple[str, ...]) -> mujoco.mjtStage:
     return _STAGE.mjSTAGE_VEL if derived else _STAGE.mjSTAGE_NONE
 
 
+def _changing(model: mujoco.MjModel) -> int:
+    """How many numbers at the start of a state row a step can change.
+
+    The user's inputs (controls, applied forces, mocap, ...) come last. Controls are given anew to
+    every step and nothing here sets the others, so they need not travel; plugins' state does.
+    """
+    state = mujoco.mjtState
+    whole = state.mjSTATE_INTEGRATION.value
+    before_inputs = whole & (state.mjSTATE_CTRL.value - 1)  # components lie in the order of bits
+    return mujoco.mj_stateSize(model, whole if model.npluginstate else before_inputs)
+
+
 class _Worker:
     """A Batch and live views of it. Keeps nothing between calls but allocations."""
 
@@ -121,7 +133,7 @@ class _Worker:
             self.batch = Loop(engine.model, rows, engine.threads, lagged=engine.lagged)
         else:
             self.batch = Batch(engine.model, rows, engine.threads)
-        self.bits = self.batch.state.view(np.uint32)
+        self.bits = self.batch.state[:, : engine.numbers].view(np.uint32)
         self.qpos, self.qvel, self.ctrl = map(self.batch.bind, ("qpos", "qvel", "ctrl"))
         self.outputs = [self.qpos, self.qvel, *map(self.batch.bind, engine.fields)]
         self.expanded = [self.batch.expand(name) for name in engine.varying]
@@ -160,6 +172,7 @@ class _Engine:
             self.looped or name in mujoco.MjModel._setconst_inputs or name.startswith("opt.")
             for name in varying
         )
+        self.numbers = _changing(model)
         self.free: dict[int, list[_Worker]] = {}
         one = _Worker(self, 1)
         self.width = one.bits.shape[1]
@@ -180,7 +193,14 @@ class _Engine:
         worker.ctrl[:] = np.asarray(ctrl).reshape(n, self.model.nu)
         failed = self._write(worker, n, leaves)
         failed |= worker.run(worker.batch.step, nstep=self.substeps, stage=self.stage)
-        return self._give(worker, failed, lead)
+        rows, packed = worker.bits.copy(), self._pack(worker)
+        failed |= ~np.isfinite(packed).all(axis=1)
+        failed |= ~np.isfinite(rows.view(np.float64)).all(axis=1)
+        self.free[n].append(worker)
+        if failed.any():
+            rows[failed], packed[failed] = self.rest
+        packed[:, -1] = failed
+        return rows.reshape(*lead, -1), packed.reshape(*lead, -1)
 
     def reset(
         self, where: Any, qpos: Any, qvel: Any, *leaves: Any
@@ -189,14 +209,21 @@ class _Engine:
         where = np.asarray(where)
         lead, n = where.shape, where.size
         worker = self._take(n)
-        skipped = ~where.reshape(n)
-        ids = np.flatnonzero(~skipped).astype(np.int32)
+        ids = np.flatnonzero(where).astype(np.int32)
         worker.batch.reset(ids, stage=int(_STAGE.mjSTAGE_NONE))
         worker.qpos[ids] = np.asarray(qpos).reshape(n, -1)[ids]
         worker.qvel[ids] = np.asarray(qvel).reshape(n, -1)[ids]
         failed = self._write(worker, n, leaves)
         failed |= worker.run(worker.batch.forward, ids)
-        return self._give(worker, failed, lead, skipped)
+        rows = np.zeros((n, self.width), np.uint32)
+        packed = np.zeros((n, self.packed), np.float32)
+        rows[ids], packed[ids] = worker.bits[ids], self._pack(worker, ids)
+        self.free[n].append(worker)
+        failed = where.reshape(n) & (failed | ~np.isfinite(packed).all(axis=1))
+        if failed.any():
+            rows[failed], packed[failed] = self.rest
+        packed[:, -1] = failed
+        return rows.reshape(*lead, -1), packed.reshape(*lead, -1)
 
     def _take(self, rows: int) -> _Worker:
         """A worker that no other call is using."""
@@ -206,34 +233,12 @@ class _Engine:
         except IndexError:
             return _Worker(self, rows)
 
-    def _give(
-        self,
-        worker: _Worker,
-        failed: np.ndarray,
-        lead: tuple[int, ...],
-        skipped: np.ndarray | bool = False,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Copy the results out and put the worker back.
-
-        Failed and skipped rows get the model's rest state.
-        """
-        rows, packed = worker.bits.copy(), self._pack(worker)
-        failed = failed | ~np.isfinite(packed).all(axis=1)
-        failed |= ~np.isfinite(worker.batch.state).all(axis=1)
-        self.free[len(rows)].append(worker)
-        replaced = failed | skipped
-        if replaced.any():
-            rows[replaced], packed[replaced] = self.rest
-        packed[:, -1] = failed & ~np.asarray(skipped)
-        return rows.reshape(*lead, -1), packed.reshape(*lead, -1)
-
-    def _pack(self, worker: _Worker) -> np.ndarray:
+    def _pack(self, worker: _Worker, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
         """The outputs side by side, float32: few big arrays cross into JAX faster than many."""
-        n, at = len(worker.bits), 0
-        packed = np.zeros((n, self.packed), np.float32)
+        at, packed = 0, np.zeros((len(worker.bits[ids]), self.packed), np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
             for out in worker.outputs:
-                flat = out.reshape(n, -1)
+                flat = out[ids].reshape(len(packed), -1)
                 packed[:, at : at + flat.shape[1]] = flat
                 at += flat.shape[1]
         return packed

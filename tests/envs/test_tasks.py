@@ -201,7 +201,7 @@ def test_the_fast_humanoid_survives_random_actions() -> None:
     shape = (100, 16, *env.spec.action.shape)
     actions = jax.random.uniform(jax.random.key(1), shape, minval=-0.4, maxval=0.4)
     _, steps = jax.jit(lambda s, a: jax.lax.scan(jax.vmap(env.step), s, a))(state, actions)
-    assert first.obs.shape == (16, 45)
+    assert first.obs.shape == (16, 162)
     assert steps.info["nan_resets"].sum() == 0
     assert jnp.isfinite(steps.obs).all()
     assert steps.terminated[-1].all()  # everybody falls within 1.5 s, and stays down

@@ -235,11 +235,9 @@ def test_total_steps_hold_one_rollout():
         load(None, [*NAMES, *sizes, "--train.total-steps", "69"])
 
 
-def test_environments_divide_over_devices():
-    with pytest.raises(ValueError, match="does not divide") as error:
-        load(None, [*NAMES, "--train.num-envs", "1000", "--runtime.devices", "3"])
-    for word in ("train.num_envs = 1000", "runtime.devices = 3", "1, 2, 4"):  # divisors of 1000
-        assert word in str(error.value)
+def test_one_device_for_now():
+    with pytest.raises(ValueError, match="runtime.devices = 3.*Leave it 1"):
+        load(None, [*NAMES, "--runtime.devices", "3"])
 
 
 def test_saved_config_loads_the_same(tmp_path):

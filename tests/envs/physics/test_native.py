@@ -20,7 +20,8 @@ from jrl.envs.physics import native
 ASSETS = pathlib.Path(find_spec("gymnasium").origin).parent / "envs/mujoco/assets"
 HOPPER = mujoco.MjModel.from_xml_path(str(ASSETS / "hopper.xml"))
 HUMANOID = mujoco.MjModel.from_xml_path(str(ASSETS / "humanoid.xml"))
-ROW = mujoco.mjtState.mjSTATE_INTEGRATION.value
+# time, positions, velocities, activations, warm start: what comes before the inputs
+ROW = mujoco.mjtState.mjSTATE_INTEGRATION.value & (mujoco.mjtState.mjSTATE_CTRL.value - 1)
 
 
 def make(model=HOPPER, **options):
