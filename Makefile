@@ -26,7 +26,7 @@ humanoid: install
 	$(BIN)/python experiments/humanoid.py
 
 test: $(VENV)/developer
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/developer
 	$(BIN)/ruff check .

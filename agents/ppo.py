@@ -88,7 +88,9 @@ class Config:
         if self.schedule not in SCHEDULES:
             raise checks.unknown("learning-rate schedule", self.schedule, SCHEDULES)
         if self.schedule == "linear" and self.decay_updates < 1:
-            raise ValueError("a linear schedule needs decay_updates, the updates until it ends.")
+            raise checks.ConfigError(
+                "a linear schedule needs decay_updates, the updates until it ends."
+            )
 
 
 @record
@@ -314,7 +316,7 @@ def update(
     """Learn from a rollout [T, B]: epochs of minibatches, then the statistics of its observations.
 
     Raises:
-        ValueError: where the sequences don't divide into minibatches.
+        ConfigError: where the sequences don't divide into minibatches.
     """
     batch = prepare(cfg, net, state, rollout)
     num_sequences = batch.advantage.shape[1]
@@ -374,16 +376,16 @@ def make(cfg: Config, spec: Spec, *, axis: str | None = None) -> Agent:
     """Bind PPO to a robot.
 
     Raises:
-        ValueError: for an action space PPO can't act in, or a shared trunk where the critic has an
+        ConfigError: for an action space PPO can't act in, or a shared trunk where the critic has an
             observation of its own.
     """
     if isinstance(spec.action, Box) and len(spec.action.shape) != 1:
-        raise ValueError(
+        raise checks.ConfigError(
             f"ppo acts in flat boxes or discrete spaces; this action has shape "
             f"{spec.action.shape}. Flatten it in the environment."
         )
     if cfg.shared_trunk and isinstance(spec.obs, Mapping) and {"policy", "critic"} <= set(spec.obs):
-        raise ValueError(
+        raise checks.ConfigError(
             "shared_trunk gives policy and critic the same hidden layers, but this robot has an "
             "observation 'critic' that only the critic may see. Turn shared_trunk off."
         )

@@ -27,6 +27,7 @@ TASKS = {"hopper": ("Hopper-v5", 1000.0), "halfcheetah": ("HalfCheetah-v5", 2000
 DISCOUNT = {"hopper": 0.999, "halfcheetah": 0.98}  # on all sides; those of the RL Zoo
 SIDES = ("jrl", "sb3", "sb3:1", "sbx")  # torch on all cores, and on one: small networks prefer it
 EVERY, EPISODES = 8192, 10
+FIRST_SEED = 10  # ours was tuned on lower ones
 NUM_ENVS, NUM_STEPS = 64, 32  # ours
 SETTINGS: dict[str, Any] = {
     "hidden": (64, 64),
@@ -172,7 +173,7 @@ def compare(name: str, *, quick: bool, sides: list[str]) -> tuple[float, dict[st
     title, goal = TASKS[name]
     print(f"{title} to a return of {goal * limits.share:g}")
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
-    for seed in range(limits.seeds):
+    for seed in range(FIRST_SEED, FIRST_SEED + limits.seeds):
         for side in sides:
             run = play(side, name, seed, quick=quick)
             runs[side].append(run)
@@ -183,7 +184,7 @@ def compare(name: str, *, quick: bool, sides: list[str]) -> tuple[float, dict[st
     return best / seconds["jrl"], runs
 
 
-def main(*, quick: bool) -> None:
+def main(*, quick: bool, tasks: list[str]) -> None:
     import measure
     import peers
 
@@ -191,7 +192,7 @@ def main(*, quick: bool) -> None:
     if len(sides) < 2:
         raise SystemExit("no peer is installed: pip install '.[bench]'")
     figures, runs = {}, {}
-    for name in ["hopper"] if quick else list(TASKS):
+    for name in tasks[:1] if quick else tasks:
         figures[f"{name}_speedup"], runs[name] = compare(name, quick=quick, sides=sides)
     bounds = {} if quick else BOUNDS
     measure.report("learning", figures, bounds, quick=quick, runs=runs)
@@ -200,6 +201,7 @@ def main(*, quick: bool) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one seed, a fifth of the return")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--worker", nargs=4, metavar=("SIDE", "TASK", "SEED", "BEGUN"))
     return parser.parse_args()
 
@@ -211,4 +213,4 @@ if __name__ == "__main__":
         limits = QUICK if args.quick else FULL
         print(json.dumps(worker(side, name, int(seed), float(begun), limits)))
     else:
-        main(quick=args.quick)
+        main(quick=args.quick, tasks=args.tasks)

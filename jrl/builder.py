@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from jrl import loops, registry, rollout
+from jrl.checks import ConfigError
 from jrl.config import Config
 from jrl.engine import Engine, Film
 from jrl.types import Agent, Buffer, Env, Key, Spec, Tree
@@ -72,7 +73,7 @@ def build_policy_group(policy_cls: ModuleType, config: Config) -> PolicyGroup:
     """
     named = registry.load("agent", config.agent.name, registry.AGENTS)
     if policy_cls is not named:
-        raise ValueError(
+        raise ConfigError(
             f"this program trains {policy_cls.__name__!r}, but the config says agent.name: "
             f"{config.agent.name!r} ({named.__name__!r}). Change one of the two."
         )

@@ -95,6 +95,8 @@ class Engine:
             logger.event(f"compiled in {self._compile_seconds:.1f} s")
             for metrics in self.iterate():
                 logger.log(metrics, update=self.updates, env_steps=self.env_steps)
+                if metrics.get("update/skipped"):
+                    logger.event(_blame(metrics, self.updates))
                 if self._due(self.config.eval.interval):
                     logger.log(self.evaluate(), update=self.updates, env_steps=self.env_steps)
                 if self._due(self.config.log.checkpoint_interval):
@@ -150,6 +152,16 @@ class Engine:
         finally:
             for name, handler in before.items():
                 signal.signal(name, handler)
+
+
+def _blame(metrics: dict[str, float], update: int) -> str:
+    """What to tell people about gradient steps that were skipped."""
+    names = [name for name, x in metrics.items() if name.startswith("nonfinite/") and x]
+    bad = ", ".join(name.removeprefix("nonfinite/") for name in names)
+    return (
+        f"update {update}: {metrics['update/skipped']:.0f} gradient steps were not finite and were "
+        f"skipped. Not finite in the data: {bad or 'nothing; the learning rate may be too high'}."
+    )
 
 
 def _compile(loop: Loop) -> dict[str, Callable[..., Any]]:

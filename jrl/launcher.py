@@ -16,6 +16,7 @@ import jax
 import yaml
 
 from jrl import config as configs
+from jrl.checks import ConfigError
 from jrl.config import Config
 from jrl.logs import run_dir
 from jrl.version import __version__
@@ -29,8 +30,9 @@ def launch(
     """Call `main(config)` in a run folder of its own; `args` is the command line by default.
 
     A mistake in the config or on the command line ends the program with one readable message and
-    exit code 2, before anything starts. A start that fails before it wrote anything leaves no
-    folder behind. What `main` raises passes through.
+    exit code 2, before anything starts; so do parts that turn out not to fit (`ConfigError`).
+    A start that fails before it wrote anything leaves no folder behind. What else `main` raises
+    passes through.
     """
     words = list(sys.argv[1:] if args is None else args)
     try:
@@ -38,16 +40,23 @@ def launch(
         notes = prepare(config)
         config = claim(config, overwrite="--overwrite" in words)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        raise SystemExit(2) from None
+        raise _refuse(error) from None
     announce(config, notes)
     try:
         return main(config)
-    except BaseException:
+    except BaseException as error:
         folder = run_dir(config)
         if [path.name for path in folder.iterdir()] == ["config.yaml"]:
             shutil.rmtree(folder)
+        if isinstance(error, ConfigError):
+            raise _refuse(error) from None
         raise
+
+
+def _refuse(error: ValueError) -> SystemExit:
+    """Say what is wrong, for people; the exit to raise."""
+    print(f"error: {error}", file=sys.stderr)  # noqa: T201
+    return SystemExit(2)
 
 
 def prepare(config: Config) -> list[str]:

@@ -8,6 +8,7 @@ import jax
 
 from jrl import host
 from jrl import rollout as rollouts
+from jrl.checks import ConfigError
 from jrl.types import Agent, Buffer, Env, HostEnv, Key, Metrics, Rollout, Tree, record
 
 
@@ -145,7 +146,7 @@ def check_data(agent: Agent, buffer: Buffer | None) -> None:
     """
     gives = buffer.data if buffer is not None else "rollout"
     if agent.data != gives:
-        raise ValueError(
+        raise ConfigError(
             f"this agent learns from data of the kind {agent.data!r}, but the buffer gives "
             f"{gives!r}. Choose a buffer whose `data` is {agent.data!r}."
         )

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrl.checks import positive, unknown
+from jrl.checks import ConfigError, positive, unknown
 from jrl.types import Tree, record
 
 BACKENDS = ("native", "mjx", "warp")
@@ -138,5 +138,5 @@ def nominal(model: Any, name: str) -> Any:
     owner, _, leaf = name.rpartition(".")
     value = np.asarray(getattr(model.opt if owner else model, leaf))
     if value.dtype.kind != "f":
-        raise ValueError(f"{name} holds integers; only real-valued model fields can vary.")
+        raise ConfigError(f"{name} holds integers; only real-valued model fields can vary.")
     return value.astype(np.float64)

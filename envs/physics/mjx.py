@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 from mujoco import mjx
 
-from jrl.checks import unknown
+from jrl.checks import ConfigError, unknown
 from jrl.envs.physics import Data, Physics, nominal, when_any
 from jrl.types import Tree
 
@@ -79,7 +79,7 @@ def make(
 def _check(model: mujoco.MjModel, backend: str) -> None:
     """Refuse what this backend can't run, before it fails somewhere deep."""
     if model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:
-        raise ValueError(
+        raise ConfigError(
             f"the {backend} physics backend has no PGS solver, which this model asks for. Use "
             "backend='native', or set the model's solver to Newton or CG."
         )
@@ -97,7 +97,7 @@ def _check_fields(model: mujoco.MjModel, data: mjx.Data, fields: tuple[str, ...]
         if name not in known:
             raise unknown("field of MJX", name, known)
         if np.shape(getattr(host, name)) != _field(data, name).shape:
-            raise ValueError(
+            raise ConfigError(
                 f"MJX lays {name} out as {_field(data, name).shape}, MuJoCo as "
                 f"{np.shape(getattr(host, name))}. Only backend='native' can show this field."
             )
