@@ -146,7 +146,7 @@ def beside_raw(*, quick: bool) -> float:
     num_envs, model = 256, pinned_model()
     sides = {
         "raw Batch.step": raw.humanoids(model, num_envs, substeps=SUBSTEPS),
-        # A rate of 0: a humanoid that learns to stand has more contacts, and its physics costs more.
+        # Rate 0: a humanoid that learns to stand has more contacts, so its physics costs more.
         "jrl": ours(envs.vector(pinned_env(model), num_envs), num_envs, learning_rate=0.0),
     }
     print("PPO on the pinned model, env-steps/s")
