@@ -1,4 +1,4 @@
-"""A humanoid made for fast training: Gymnasium's body, cheap contacts and a short observation.
+"""A humanoid made for fast training: Gymnasium's body, cheap contacts and its own observation.
 
 The rewards are those of Humanoid-v5 without the contact cost. The physics differs: one evaluation
 per substep (Euler) instead of four (RK4), a few Newton iterations, longer substeps, and contacts
