@@ -260,24 +260,28 @@ def _convert(value: Any, hint: Any, name: str, source: str) -> Any:
     kind, options = typing.get_origin(hint) or hint, typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
         return _fill(hint, {} if value is None else value, name, source)  # type: ignore[arg-type]
-    if kind in (typing.Union, types.UnionType):
-        for option in options:
-            with contextlib.suppress(ValueError):
-                return _convert(value, option, name, source)
-    elif kind is tuple and isinstance(value, list | tuple):
+    if kind is tuple and isinstance(value, list | tuple):
         parts = options[:1] * len(value) if options[-1:] == (...,) else options
         if len(parts) == len(value):
             return tuple(_convert(v, h, name, source) for v, h in zip(value, parts))
-    elif kind is Literal and value in options:
-        return value
-    elif kind in (int, float):
+    for option in options if kind in (typing.Union, types.UnionType) else ():
         with contextlib.suppress(ValueError):
-            number = float(str(value))  # YAML reads 1e6 as text; and True is no number here
-            if kind is float or isinstance(value, int):
-                return kind(value)
-            if number.is_integer():
-                return int(number)
-    elif hint is Any or (isinstance(kind, type) and isinstance(value, kind)):
+            return _convert(value, option, name, source)
+    if kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return _number(value, kind)
+    plain = isinstance(kind, type) and kind not in (int, float, tuple) and isinstance(value, kind)
+    if hint is Any or plain or (kind is Literal and value in options):
         return value
     wanted = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
     raise ValueError(f"{source}: {name} must be {wanted}, got {value!r}.")
+
+
+def _number(value: Any, kind: type) -> int | float:
+    """A number of this kind; YAML reads 1e6 as text, and True is no number here."""
+    number = float(str(value))
+    if kind is float or isinstance(value, int):
+        return kind(value)
+    if not number.is_integer():
+        raise ValueError(f"{value!r} is not a whole number.")
+    return int(number)
