@@ -169,7 +169,7 @@ def _compile(loop: Loop) -> dict[str, Callable[..., Any]]:
     key = jax.random.key(0)
     state = jax.eval_shape(loop.init, key)
     programs: dict[str, tuple[Any, ...]] = {"init": (jax.jit(loop.init), key)}
-    if "pure_callback" in str(jax.make_jaxpr(loop.rollout)(state)):
+    if "_callback[" in str(jax.make_jaxpr(loop.rollout)(state)):
         _, data = jax.eval_shape(loop.rollout, state)
         programs["rollout"] = (jax.jit(loop.rollout, donate_argnums=0), state)
         programs["train"] = (jax.jit(loop.train, donate_argnums=0), state, data)

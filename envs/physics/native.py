@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import mujoco
 import numpy as np
+from jax.experimental.buffer_callback import buffer_callback
 from mujoco.batch import Batch, SimulationError
 
 from jrl.envs.physics import Data, Physics, nominal, when_any
@@ -79,7 +80,8 @@ def make(
             jax.ShapeDtypeStruct((engine.width,), jnp.uint32),
             jax.ShapeDtypeStruct((engine.packed,), jnp.float32),
         )
-        return jax.pure_callback(function, out, *args, vmap_method="broadcast_all")
+        host = lambda _, out, *args: function(*map(np.asarray, (*out, *args)))
+        return buffer_callback(host, out, vmap_method="broadcast_all")(*args)
 
     start = when_any(lambda *args: call(engine.reset, *args))
 
@@ -182,48 +184,50 @@ class _Engine:
         everyone = np.zeros(1, np.int32)
         one.batch.reset(everyone, stage=int(_STAGE.mjSTAGE_NONE))
         one.batch.forward(everyone)
-        self.rest = one.bits.copy(), self._pack(one)
+        self.rest = one.bits.copy(), np.zeros((1, self.packed), np.float32)
+        self._pack(one, self.rest[1])
 
-    def step(self, rows: Any, ctrl: Any, *leaves: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Step every row."""
-        rows = np.asarray(rows)
-        lead, n = rows.shape[:-1], math.prod(rows.shape[:-1])
+    def step(self, new: Any, packed: Any, rows: Any, ctrl: Any, *leaves: Any) -> None:
+        """Step every row of `rows`; `new` and `packed` receive the result."""
+        n = math.prod(rows.shape[:-1])
+        new, packed = new.reshape(n, -1), packed.reshape(n, -1)
         worker = self._take(n)
         worker.bits[:] = rows.reshape(n, -1)
-        worker.ctrl[:] = np.asarray(ctrl).reshape(n, self.model.nu)
+        worker.ctrl[:] = ctrl.reshape(n, self.model.nu)
         failed = self._write(worker, n, leaves)
         failed |= worker.run(worker.batch.step, nstep=self.substeps, stage=self.stage)
-        rows, packed = worker.bits.copy(), self._pack(worker)
-        failed |= ~np.isfinite(packed).all(axis=1)
-        failed |= ~np.isfinite(rows.view(np.float64)).all(axis=1)
+        new[:] = worker.bits
+        self._pack(worker, packed)
         self.free[n].append(worker)
-        if failed.any():
-            rows[failed], packed[failed] = self.rest
-        packed[:, -1] = failed
-        return rows.reshape(*lead, -1), packed.reshape(*lead, -1)
+        failed |= ~np.isfinite(packed).all(axis=1)
+        failed |= ~np.isfinite(new.view(np.float64)).all(axis=1)
+        self._give_up(failed, new, packed)
 
-    def reset(
-        self, where: Any, qpos: Any, qvel: Any, *leaves: Any
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def reset(self, new: Any, packed: Any, where: Any, qpos: Any, qvel: Any, *leaves: Any) -> None:
         """Rest states with these positions and velocities, in the rows that want one."""
-        where = np.asarray(where)
-        lead, n = where.shape, where.size
+        n = where.size
+        new, packed = new.reshape(n, -1), packed.reshape(n, -1)
         worker = self._take(n)
         ids = np.flatnonzero(where).astype(np.int32)
         worker.batch.reset(ids, stage=int(_STAGE.mjSTAGE_NONE))
-        worker.qpos[ids] = np.asarray(qpos).reshape(n, -1)[ids]
-        worker.qvel[ids] = np.asarray(qvel).reshape(n, -1)[ids]
+        worker.qpos[ids] = qpos.reshape(n, -1)[ids]
+        worker.qvel[ids] = qvel.reshape(n, -1)[ids]
         failed = self._write(worker, n, leaves)
         failed |= worker.run(worker.batch.forward, ids)
-        rows = np.zeros((n, self.width), np.uint32)
-        packed = np.zeros((n, self.packed), np.float32)
-        rows[ids], packed[ids] = worker.bits[ids], self._pack(worker, ids)
+        new[:], packed[:] = 0, 0
+        new[ids] = worker.bits[ids]
+        few = np.zeros((len(ids), self.packed), np.float32)
+        self._pack(worker, few, ids)
+        packed[ids] = few
         self.free[n].append(worker)
         failed = where.reshape(n) & (failed | ~np.isfinite(packed).all(axis=1))
+        self._give_up(failed, new, packed)
+
+    def _give_up(self, failed: np.ndarray, rows: np.ndarray, packed: np.ndarray) -> None:
+        """Put what failed at rest, and say so."""
         if failed.any():
             rows[failed], packed[failed] = self.rest
         packed[:, -1] = failed
-        return rows.reshape(*lead, -1), packed.reshape(*lead, -1)
 
     def _take(self, rows: int) -> _Worker:
         """A worker that no other call is using."""
@@ -233,15 +237,17 @@ class _Engine:
         except IndexError:
             return _Worker(self, rows)
 
-    def _pack(self, worker: _Worker, ids: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """The outputs side by side, float32: few big arrays cross into JAX faster than many."""
-        at, packed = 0, np.zeros((len(worker.bits[ids]), self.packed), np.float32)
+    def _pack(
+        self, worker: _Worker, packed: np.ndarray, ids: np.ndarray | slice = slice(None)
+    ) -> None:
+        """The outputs side by side: few big arrays cross into JAX faster than many."""
+        at = 0
         with np.errstate(over="ignore", invalid="ignore"):
             for out in worker.outputs:
                 flat = out[ids].reshape(len(packed), -1)
                 packed[:, at : at + flat.shape[1]] = flat
                 at += flat.shape[1]
-        return packed
+        packed[:, at] = 0
 
     def _write(self, worker: _Worker, n: int, leaves: tuple[Any, ...]) -> np.ndarray:
         """Write the varying model fields; derive constants from them where they changed."""
