@@ -7,14 +7,13 @@ from typing import Any
 
 from jrl.envs import wrappers
 from jrl.envs.nan_guard import nan_guard
-from jrl.registry import ENVS
 from jrl.registry import make as _make
 from jrl.types import Env
 
 
 def make(name: str, **overrides: Any) -> Env:
-    """One robot by name, as its task defines it. `overrides` are fields of the task's `Config`."""
-    return _make("environment", name, ENVS, **overrides)
+    """One robot by name or path, as its task defines it. `overrides` are fields of its `Config`."""
+    return _make("env", name, **overrides)
 
 
 def vector(

@@ -25,4 +25,4 @@ def rollout() -> Buffer:
     def can_sample(state: Rollout | None) -> jax.Array:
         return jnp.asarray(state is not None)
 
-    return Buffer(init, add, sample, can_sample, data="rollout")
+    return Buffer(init, add, sample, can_sample, data="rollout", keeps=False)

@@ -1,9 +1,10 @@
-"""Contract checks for environments and agents, ours and yours: `check_env`, `check_agent`.
+"""Contract checks, for our parts and yours: `check_env`, `check_agent`, `check_buffer`.
 
 They raise an AssertionError whose sentence says what is broken and how to mend it.
 """
 
 from jrl.testing.agents import check_agent
+from jrl.testing.buffers import check_buffer
 from jrl.testing.environments import check_env
 from jrl.testing.values import (
     count_traces,
@@ -15,6 +16,7 @@ from jrl.testing.values import (
 
 __all__ = [
     "check_agent",
+    "check_buffer",
     "check_env",
     "count_traces",
     "expect",

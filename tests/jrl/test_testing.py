@@ -7,18 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrl import envs
+from jrl import buffers, envs
 from jrl.envs import wrappers
 from jrl.probes import probes
 from jrl.testing import (
     check_agent,
+    check_buffer,
     check_env,
     count_traces,
     fake_rollout,
     fake_transitions,
     random_values,
 )
-from jrl.types import Agent, Box, Discrete, Env, Spec, TimeStep
+from jrl.types import Agent, Box, Buffer, Discrete, Env, Spec, TimeStep
 
 SPEC = Spec(Box((2,)), Box((1,), low=-1.0, high=1.0))
 
@@ -284,6 +285,207 @@ def test_a_good_agent_passes(data):
 def test_a_broken_agent_is_named(sentence):
     with pytest.raises(AssertionError, match=sentence):
         check_agent(BROKEN_AGENTS[sentence](), SPEC)
+
+
+# --- buffers ------------------------------------------------------------------------------------
+
+
+def replay(capacity: int = 24, size: int = 5) -> Buffer:
+    """A ring of the newest transitions, of which `size` are drawn."""
+
+    def init(example):
+        rows = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape[1:]), x.dtype), example)
+        return {"rows": rows, "at": jnp.int32(0), "filled": jnp.int32(0)}
+
+    def add(state, data):
+        n = len(data.reward)
+        slots = (state["at"] + jnp.arange(n)) % capacity
+        rows = jax.tree.map(lambda all_, x: all_.at[slots].set(x), state["rows"], data)
+        filled = jnp.minimum(state["filled"] + n, capacity)
+        return {"rows": rows, "at": (state["at"] + n) % capacity, "filled": filled}
+
+    def sample(state, key):
+        chosen = jax.random.randint(key, (size,), 0, state["filled"])
+        return jax.tree.map(lambda x: x[chosen], state["rows"])
+
+    return Buffer(init, add, sample, lambda state: state["filled"] >= size, "batch")
+
+
+PIXELS = Spec({"image": Box((2, 2), "uint8"), "joint": Box((2,))}, Box((1,), low=-1.0, high=1.0))
+
+
+def example_transitions():
+    return fake_transitions(PIXELS, jax.random.key(3), 10)  # 4 adds of 10 overflow 24 slots
+
+
+def example_rollout():
+    agent = linear()._replace(carry=lambda n: jnp.arange(n, dtype=jnp.float32))
+    policy = agent.policy(agent.init(jax.random.key(1)))
+    return fake_rollout(agent, policy, SPEC, jax.random.key(0), 8, 4)
+
+
+def with_init(**fields):
+    """The replay with parts of its fresh state replaced."""
+    return replay()._replace(init=lambda x: replay().init(x) | {k: f() for k, f in fields.items()})
+
+
+def with_sample(change):
+    def sample(state, key):
+        return change(replay().sample(state, key), state, key)
+
+    return replay()._replace(sample=sample)
+
+
+def with_add(change):
+    def add(state, data):
+        return change(replay().add(state, data), state)
+
+    return replay()._replace(add=add)
+
+
+def counts_inits():
+    count = iter(range(100))
+    return with_init(at=lambda: jnp.int32(next(count)))
+
+
+def remembers_what_was_added():
+    count = iter(range(100))
+    return with_add(lambda new, old: new | {"at": new["at"] + next(count)})
+
+
+def donates():
+    return replay()._replace(add=jax.jit(replay().add, donate_argnums=0))
+
+
+def writes_in_place():
+    """A store in NumPy that changes the arrays of its state."""
+
+    def init(example):
+        return {"reward": np.zeros(30, np.float32), "filled": np.zeros((), np.int32)}
+
+    def add(state, data):
+        state["reward"][:10] = data["reward"]
+        return state | {"filled": state["filled"] + np.int32(10)}
+
+    def sample(state, key):
+        return {"reward": state["reward"][:10]}
+
+    return Buffer(init, add, sample, lambda state: state["filled"] > 0, "batch")
+
+
+def shuffles_rewards(sample, state, key):
+    return dataclasses.replace(sample, reward=jnp.roll(sample.reward, 1))
+
+
+def draws_elsewhere():
+    rng = np.random.default_rng(0)
+
+    def change(sample, state, key):
+        first = jax.random.key(int(rng.integers(1000)))
+        return replay().sample(state, first)
+
+    return with_sample(change)
+
+
+def scales_images(sample, state, key):
+    obs = sample.obs | {"image": sample.obs["image"] / 255.0}
+    return dataclasses.replace(sample, obs=obs)
+
+
+def asks_python(new, old):
+    return new if old["filled"] < 20 else old
+
+
+def differs_under_jit(new, old):
+    return new | {"at": new["at"] + isinstance(new["at"], jax.core.Tracer)}
+
+
+BROKEN_BUFFERS = {
+    "buffer.data must be one of": lambda: replay()._replace(data="replay"),
+    "init gave two different states": counts_inits,
+    r"state\['at'\] is of type int": lambda: with_init(at=lambda: 0),
+    "must be False before anything was added": lambda: with_init(filled=lambda: jnp.int32(9)),
+    "must return a bool scalar array": lambda: replay()._replace(can_sample=lambda s: s["filled"]),
+    r"before and after add: \['at'\] is int32\[\] at first and float32": lambda: with_add(
+        lambda new, old: new | {"at": new["at"] / 2}
+    ),
+    r"before and after add: \['more'\] is missing at first": lambda: with_add(
+        lambda new, old: new | {"more": jnp.ones(2)}
+    ),
+    "add gave two different states": remembers_what_was_added,
+    "add deleted its inputs": donates,
+    "add can't run under jit": lambda: with_add(asks_python),
+    "add gives another result under jit: .'at'.": lambda: with_add(differs_under_jit),
+    "can_sample is still False after 4 adds": lambda: replay(size=25),
+    "sample must return what add takes": lambda: with_sample(lambda x, s, k: x.reward),
+    "sample gave two different results": draws_elsewhere,
+    r"sample returns .obs\['image'\] as float32; it was added as uint8": lambda: with_sample(
+        scales_images
+    ),
+    "value of .reward that was never added": lambda: with_sample(
+        lambda x, s, k: dataclasses.replace(x, reward=x.reward - x.reward.mean())
+    ),
+    "value of .obs.'image'. that was never added": lambda: replay(capacity=100)._replace(
+        sample=lambda s, k: jax.tree.map(lambda x: x[-5:], s["rows"])  # free slots
+    ),
+    "sample mixes rows": lambda: with_sample(shuffles_rewards),
+    "sample can't run under jit": lambda: with_sample(
+        lambda x, s, k: jax.tree.map(lambda leaf: leaf[: int(s["filled"]) // 5], x)
+    ),
+}
+
+
+def test_good_buffers_pass():
+    check_buffer(replay(), example_transitions())
+    check_buffer(buffers.rollout(), example_rollout())
+    check_buffer(buffers.rollout(), {"reward": jnp.arange(6.0).reshape(3, 2)})
+
+
+@pytest.mark.parametrize("sentence", BROKEN_BUFFERS)
+def test_a_broken_buffer_is_named(sentence):
+    with pytest.raises(AssertionError, match=sentence):
+        check_buffer(BROKEN_BUFFERS[sentence](), example_transitions())
+
+
+def test_a_store_in_numpy_is_held_to_the_same_rules():
+    good, data = writes_in_place(), {"reward": jnp.arange(10.0)}
+    with pytest.raises(AssertionError, match="add changed the arrays it was given"):
+        check_buffer(good, data)
+    copied = lambda state, data: good.add(jax.tree.map(np.copy, state), data)
+    check_buffer(good._replace(add=copied), data)
+
+    def init(example):
+        example["reward"][0] = -1.0
+        return good.init(example)
+
+    with pytest.raises(AssertionError, match="init changed the example"):
+        check_buffer(good._replace(init=init), {"reward": np.arange(10.0)})
+
+
+def half(rollout, *, carry=True, index=True):
+    """The first 2 of 4 robots of a rollout; slots of the others become free."""
+    num_steps, num_envs = rollout.reward.shape
+    cut = jax.tree.map(lambda x: x[:, :2], dataclasses.replace(rollout, final=(), carry=()))
+    t, b = rollout.final.index // num_envs, rollout.final.index % num_envs
+    moved = jnp.where((b < 2) & (t < num_steps), t * 2 + b, num_steps * 2).astype(jnp.int32)
+    final = dataclasses.replace(rollout.final, index=moved if index else rollout.final.index)
+    kept = rollout.carry[:2] if carry else rollout.carry[2:]
+    return dataclasses.replace(cut, final=final, carry=kept)
+
+
+def test_a_part_of_a_rollout_keeps_what_belongs_to_it():
+    def halving(**kept):
+        whole = buffers.rollout()
+        return whole._replace(sample=lambda state, key: half(whole.sample(state, key), **kept))
+
+    check_buffer(halving(), example_rollout())
+    with pytest.raises(AssertionError, match=r"sample mixes rows.*\['carry'\]"):
+        check_buffer(halving(carry=False), example_rollout())
+    with pytest.raises(AssertionError, match=r"final obs'\]"):
+        check_buffer(halving(index=False), example_rollout())
+
+
+# --- made-up data -------------------------------------------------------------------------------
 
 
 def test_fake_data_has_both_kinds_of_ends():
