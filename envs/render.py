@@ -4,16 +4,20 @@ MuJoCo picks its OpenGL library when it is first imported, and a broken driver c
 down. So the pictures are made by a process of their own, which is this file run as a script.
 """
 
+import itertools
 import math
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from jrl.checks import UnavailableError
 
 if TYPE_CHECKING:
     import jax
@@ -23,8 +27,8 @@ FPS = 30.0  # of the film, about
 INSTALL = "apt-get install libegl1 libgl1 libosmesa6"
 
 
-class RenderError(RuntimeError):
-    """No film can be made here; the text says what to install."""
+class RenderError(UnavailableError):
+    """No picture can be made here; the text says what to install."""
 
 
 def video(
@@ -72,6 +76,34 @@ def video(
         np.save(f"{folder}/qpos.npy", rows[::keep])
         size = [str(width), str(height)]
         _run([folder, str(Path(path).absolute()), str(fps / keep), *size, camera or ""])
+
+
+def watch(model: "mujoco.MjModel", qpos: np.ndarray, *, fps: float) -> None:
+    """Show the robot moving through `qpos` [T, nq] in MuJoCo's viewer, again until it is closed.
+
+    Raises:
+        RenderError: no display.
+    """
+    import mujoco
+
+    if sys.platform == "linux" and not (
+        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    ):
+        raise RenderError(
+            "no viewer: this machine has no display (DISPLAY is not set). Film it instead: "
+            "leave --viewer away."
+        )
+    import mujoco.viewer
+
+    data = mujoco.MjData(model)
+    with mujoco.viewer.launch_passive(model, data) as viewer:
+        for row in itertools.cycle(np.asarray(qpos, np.float64)):
+            if not viewer.is_running():
+                return
+            data.qpos[:] = row
+            mujoco.mj_forward(model, data)
+            viewer.sync()
+            time.sleep(1.0 / fps)
 
 
 def qpos(state: Any) -> "jax.Array":

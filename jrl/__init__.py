@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from jrl.registry import register_agent, register_buffer, register_env
 from jrl.types import (
     Agent,
     Box,
@@ -33,6 +34,9 @@ __all__ = [
     "__version__",
     "launch",
     "record",
+    "register_agent",
+    "register_buffer",
+    "register_env",
 ]
 
 
@@ -48,3 +52,12 @@ def launch(
     from jrl import launcher
 
     return launcher.launch(main, config_path, args)
+
+
+if not TYPE_CHECKING:  # a type checker would believe that every name is there
+
+    def __getattr__(name: str) -> Any:
+        """A name that moved, with a warning: see `jrl.deprecations`."""
+        from jrl.deprecations import moved
+
+        return moved(__name__, name)

@@ -5,18 +5,21 @@ Groups are descriptions, names and config, so that a worker elsewhere can be tol
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import jax
+import numpy as np
 
+from jrl import config as configs
 from jrl import loops, registry, rollout
 from jrl.checks import ConfigError
 from jrl.config import Config
 from jrl.engine import Engine, Film
+from jrl.parts import Part
 from jrl.types import Agent, Buffer, Env, Key, Spec, Tree
 
 
@@ -39,9 +42,9 @@ class EnvGroup:
         )
 
     @property
-    def task(self) -> ModuleType:
-        """The module of the task."""
-        return registry.load("environment", self.section.name, registry.ENVS)
+    def task(self) -> Part:
+        """What makes one robot."""
+        return registry.load("env", self.section.name)
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,7 @@ class PolicyGroup:
 
     def agent(self, spec: Spec) -> Agent:
         """The algorithm, bound to a robot."""
-        module = registry.load("agent", self.section.name, registry.AGENTS)
-        return module.make(self.section, spec)
+        return registry.load("agent", self.section.name).make(self.section, spec)
 
 
 def build_env_group(config: Config) -> EnvGroup:
@@ -61,29 +63,86 @@ def build_env_group(config: Config) -> EnvGroup:
     return EnvGroup(config.env)
 
 
-def build_policy_group(policy_cls: ModuleType, config: Config) -> PolicyGroup:
+def build_policy_group(
+    policy_cls: ModuleType | Callable[..., Agent] | None, config: Config
+) -> PolicyGroup:
     """Describe the algorithm.
 
     Args:
-        policy_cls: an agent module such as `jrl.agents.ppo`.
-        config: whose section `agent` sets it up.
+        policy_cls: an agent module such as `jrl.agents.ppo`, or the function that makes the agent;
+            None for the one that the config names.
+        config: whose section `agent` names and sets up the same one.
 
     Raises:
-        ValueError: where the config names another algorithm than `policy_cls`.
+        ConfigError: the config names another algorithm than `policy_cls`.
     """
-    named = registry.load("agent", config.agent.name, registry.AGENTS)
-    if policy_cls is not named:
-        raise ConfigError(
-            f"this program trains {policy_cls.__name__!r}, but the config says agent.name: "
-            f"{config.agent.name!r} ({named.__name__!r}). Change one of the two."
-        )
+    _named("agent", policy_cls, config.agent.name)
     return PolicyGroup(config.agent)
 
 
-def build_data_buffer(buffer_cls: Callable[[], Buffer], config: Config) -> Buffer:
-    """Make the store of experience, such as `jrl.buffers.rollout`."""
-    del config
-    return buffer_cls()
+def build_data_buffer(
+    buffer_cls: ModuleType | Callable[..., Buffer] | None, config: Config
+) -> Buffer:
+    """Make the store of experience.
+
+    Args:
+        buffer_cls: a function such as `jrl.buffers.rollout`, or a module with `make`; None for the
+            one that the config names.
+        config: whose section `buffer` names and sets up the same one.
+
+    Raises:
+        ConfigError: the config names another buffer than `buffer_cls`.
+    """
+    return _named("buffer", buffer_cls, config.buffer.name).make(config.buffer)
+
+
+def _named(kind: str, chosen: ModuleType | Callable[..., Any] | None, name: str) -> Part:
+    """The part that the config names, which must be the one that the program has chosen, if any."""
+    part = registry.load(kind, name)
+    if chosen is None:
+        return part
+    if isinstance(chosen, ModuleType):
+        function, path = getattr(chosen, "make", None), registry.tidy(chosen.__name__)
+    else:
+        function, path = chosen, f"{chosen.__module__}:{getattr(chosen, '__qualname__', chosen)}"
+    if function is not part.function:
+        raise ConfigError(
+            f"this program uses {path!r}, but the config says {kind}.name: {name!r} ({part.path}). "
+            f"Change one of the two. A part of yours is named by its path, such as {kind}.name: "
+            f"my_pkg.my_{kind}."
+        )
+    return part
+
+
+def build(config: Config) -> Engine:
+    """The five lines, with the parts that the config names."""
+    return build_engine(
+        build_env_group(config),
+        build_policy_group(None, config),
+        build_data_buffer(None, config),
+        config,
+    )
+
+
+def open_run(
+    run: str | Path, *, step: int | None = None, args: Sequence[str] = ()
+) -> tuple[Engine, list[str]]:
+    """The engine of a run in its folder, with the trained policy, to evaluate and film it.
+
+    Args:
+        run: the folder.
+        step: updates after which the checkpoint was taken; the newest whole one by default.
+        args: flags that change the run's config, such as `["--eval.episodes", "100"]`.
+
+    Returns:
+        The engine, and what people should know, such as that a damaged checkpoint was passed over.
+
+    Raises:
+        FileNotFoundError: no checkpoint.
+        ValueError: no run there, or its checkpoints are damaged.
+    """
+    engine = build(configs.load(None, ["--resume", str(run), *args]))
+    return engine, engine.restore(step, policy_only=True)
 
 
 def build_engine(
@@ -110,7 +169,8 @@ def build_engine(
 
 def _film(env_group: EnvGroup, agent: Agent) -> Film | None:
     """How to film a policy; None for tasks without a MuJoCo model."""
-    if not hasattr(env_group.task, "model"):
+    model = env_group.task.model
+    if model is None:
         return None
     render = importlib.import_module("jrl.envs.render")
     env = env_group.vector(1, auto_reset=False)
@@ -120,17 +180,15 @@ def _film(env_group: EnvGroup, agent: Agent) -> Film | None:
     def play(policy: Tree, key: Key) -> tuple[Tree, jax.Array]:
         return rollout.play(agent, env, policy, key, render.qpos, num_steps=num_steps)
 
-    def film(policy: Tree, key: Key, path: Path) -> str:
+    def positions(policy: Tree, key: Key) -> np.ndarray:
         qpos, alive = jax.device_get(play(policy, key))
-        try:
-            render.video(
-                env_group.task.model(env_group.section),
-                qpos[alive[:, 0], 0],
-                path,
-                fps=1.0 / env.spec.dt,
-            )
-        except render.RenderError as error:
-            return f"no video: {error}"
-        return f"video: {path}"
+        return qpos[alive[:, 0], 0]
 
-    return film
+    return Film(
+        lambda policy, key, path: render.video(
+            model(env_group.section), positions(policy, key), path, fps=1.0 / env.spec.dt
+        ),
+        lambda policy, key: render.watch(
+            model(env_group.section), positions(policy, key), fps=1.0 / env.spec.dt
+        ),
+    )

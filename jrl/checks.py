@@ -12,6 +12,10 @@ class ConfigError(ValueError):
     """A name or a number that somebody chose, and that can't work."""
 
 
+class UnavailableError(RuntimeError):
+    """Something that this machine lacks; the text says what to install."""
+
+
 def expect(tree: Tree, leading: tuple[int, ...], what: str) -> None:
     """Check that every leaf of `tree` starts with the axes `leading`.
 

@@ -1,16 +1,17 @@
 """The configuration of a run: one tree of frozen dataclasses, from YAML and the command line.
 
-`env` and `agent` are the `Config` of the task and of the algorithm they name, so the tree is built
-in two passes: the two names first, then every other value over the types that belong to them.
+`env`, `agent` and `buffer` are the `Config` of the parts they name, so the tree is built in two
+passes: the names first, then every other value over the types that belong to them.
 """
 
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import functools
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from jrl import checks, registry
+from jrl import checks, registry, writers
 
 _T = TypeVar("_T")
 
@@ -31,7 +32,7 @@ class EnvSection:
     """The task: what every task takes; the fields of the task's own `Config` join in."""
 
     name: str = "cartpole"
-    """The task: a name that jrl knows, or a dotted path to a module of yours."""
+    """The task: a name that jrl knows, or the path of yours (my_pkg.my_env)."""
     action_repeat: int = 1
     """Environment steps for which each action is held."""
     frame_stack: int = 0
@@ -45,7 +46,22 @@ class AgentSection:
     """The algorithm; the fields of its own `Config` join in."""
 
     name: str = "ppo"
-    """The algorithm: a name that jrl knows, or a dotted path to a module of yours."""
+    """The algorithm: a name that jrl knows, or the path of yours (my_pkg.my_agent)."""
+
+
+@dataclass(frozen=True)
+class BufferSection:
+    """Where experience waits to be learnt from; the fields of its own `Config` join in."""
+
+    name: str = "rollout"
+    """The buffer: a name that jrl knows, or the path of yours (my_pkg.my_buffer)."""
+
+
+SECTIONS: dict[str, type[EnvSection | AgentSection | BufferSection]] = {
+    "env": EnvSection,
+    "agent": AgentSection,
+    "buffer": BufferSection,
+}
 
 
 @dataclass(frozen=True)
@@ -102,8 +118,16 @@ class Log:
     """Film one episode of the final policy."""
     plot: bool = True
     """Draw curves.png at the end."""
+    checkpoint_seconds: float = 60.0
+    """Seconds between checkpoints (0: none by time)."""
     checkpoint_interval: int = 0
-    """Updates between checkpoints (0: only at the end)."""
+    """Updates between checkpoints (0: none by number). One is written at the end in any case."""
+    keep_checkpoints: int = 3
+    """Checkpoints to keep, the newest ones (0: all)."""
+    profile: bool = False
+    """Run the stages one by one, and record a trace of a few updates for Perfetto."""
+    writers: tuple[str, ...] = ()
+    """Where scalars go besides metrics.jsonl: tensorboard, wandb, swanlab."""
 
 
 @dataclass(frozen=True)
@@ -112,12 +136,16 @@ class Config:
 
     name: str = ""
     """Name of the run and of its folder (empty: env, agent and time)."""
+    resume: str = ""
+    """Folder of a run to go on with; its config takes the place of --config."""
     seed: int = 0
     """Seed of everything random."""
     env: EnvSection = EnvSection()
     """The task."""
     agent: AgentSection = AgentSection()
     """The algorithm."""
+    buffer: BufferSection = BufferSection()
+    """Where experience waits to be learnt from."""
     train: Train = Train()
     """How much experience is collected, and in which portions."""
     eval: Evaluation = Evaluation()
@@ -144,14 +172,18 @@ def load(path: str | Path | None, args: Sequence[str]) -> Config:
 
     names = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     names.add_argument("--config", default=path)
-    names.add_argument("--env.name", dest="env")
-    names.add_argument("--agent.name", dest="agent")
+    names.add_argument("--resume")
+    for section in SECTIONS:
+        names.add_argument(f"--{section}.name", dest=section)
     first, args = names.parse_known_args(list(args))
     source = str(first.config) if first.config else "the defaults"
     values = _read(first.config) if first.config else {}
-    for section in ("env", "agent"):
-        if name := getattr(first, section):
-            values[section] = {**(values.get(section) or {}), "name": name}
+    if first.resume is not None:
+        values, source = _going_on(Path(first.resume)), f"{first.resume}/config.yaml"
+    for section in SECTIONS:
+        name, given = getattr(first, section), values.get(section) or {}
+        if name and isinstance(given, Mapping):
+            values[section] = {**given, "name": name}
     default = from_dict(values, source)
     config = tyro.cli(type(default), args=args, default=default, description=HELP)
     check(config)
@@ -164,14 +196,14 @@ def from_dict(values: Mapping[str, Any], source: str = "config") -> Config:
     Raises:
         ValueError: an unknown key or name (with the nearest), or a wrong type.
     """
-    parts = []
-    for kind, section, known in (
-        ("environment", EnvSection, registry.ENVS),
-        ("agent", AgentSection, registry.AGENTS),
-    ):
-        part = values.get("agent" if kind == "agent" else "env")
-        name = part.get("name") if isinstance(part, Mapping) else None
-        parts.append(registry.load(kind, str(name or section.name), known).Config)
+    parts, values = [], dict(values)
+    for kind, section in SECTIONS.items():
+        given = values.get(kind)
+        name = given.get("name") if isinstance(given, Mapping) else None
+        part = registry.load(kind, str(name or section.name))
+        parts.append(part.Config)
+        if isinstance(given, Mapping) and name:
+            values[kind] = {**given, "name": part.name}  # what another process finds it by
     return _fill(_tree(*parts), values, "", source)
 
 
@@ -194,7 +226,8 @@ def check(config: Config) -> None:
     train, runtime = config.train, config.runtime
     at_least = {
         0: ("seed", "env.frame_stack", "env.episode_length", "train.final_slots", "eval.interval",
-            "eval.seed", "log.interval", "log.checkpoint_interval"),
+            "eval.seed", "log.interval", "log.checkpoint_seconds", "log.checkpoint_interval",
+            "log.keep_checkpoints"),
         1: ("env.action_repeat", "train.total_steps", "train.num_envs", "train.num_steps",
             "eval.episodes", "runtime.devices"),
     }  # fmt: skip
@@ -208,6 +241,14 @@ def check(config: Config) -> None:
         raise ValueError(
             f"runtime.devices = {runtime.devices}, but this version trains on one. Leave it 1."
         )
+    if (
+        config.resume
+        and Path(config.log.root, config.name).resolve() != Path(config.resume).resolve()
+    ):
+        raise checks.ConfigError(
+            f"a run goes on in its own folder, {config.resume}: leave --name and --log.root away."
+        )
+    writers.check(config.log.writers)
     batch = train.num_envs * train.num_steps
     if train.total_steps < batch:
         raise ValueError(
@@ -217,14 +258,44 @@ def check(config: Config) -> None:
         )
 
 
-@functools.cache
-def _tree(env: type, agent: type) -> type[Config]:
-    """`Config` with the sections of this task and this agent; one class for each pair."""
-    sections = [
-        (key, dataclasses.make_dataclass(part.__name__, [], bases=(own, part), frozen=True))
-        for key, own, part in (("env", env, EnvSection), ("agent", agent, AgentSection))
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """In which fields two configs (as `to_dict` gives them) differ, for people."""
+    there, here = (dict(_flat(yaml.safe_load(yaml.safe_dump(dict(x))))) for x in (old, new))
+    return [
+        f"{name} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here"
+        for name in dict.fromkeys([*here, *there])
+        if there.get(name, there) != here.get(name, here)
     ]
-    fields = [(key, cls, cls()) for key, cls in sections]
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _going_on(folder: Path) -> dict[str, Any]:
+    """The values of the run in `folder`, to go on with it."""
+    if not (folder / "config.yaml").is_file():
+        runs = sorted(path.parent.name for path in folder.parent.glob("*/config.yaml"))
+        near = difflib.get_close_matches(folder.name, runs, n=1) or runs[-1:]
+        guess = f" Did you mean {folder.parent / near[0]}?" if near else ""
+        raise checks.ConfigError(f"there is no run in {folder} (no config.yaml).{guess}")
+    values = _read(folder / "config.yaml")
+    log = {**(values.get("log") or {}), "root": str(folder.parent)}
+    return {**values, "name": folder.resolve().name, "log": log, "resume": str(folder)}
+
+
+@functools.cache
+def _tree(*parts: type) -> type[Config]:
+    """`Config` with the sections of these parts; one class for each choice of them."""
+    sections = [
+        (kind, dataclasses.make_dataclass(section.__name__, [], bases=(part, section), frozen=True))
+        for (kind, section), part in zip(SECTIONS.items(), parts)
+    ]
+    fields = [(kind, cls, cls()) for kind, cls in sections]
     return dataclasses.make_dataclass("Config", fields, bases=(Config,), frozen=True)
 
 

@@ -1,35 +1,46 @@
-"""The training run: four stages as a schedule, driven from ordinary Python."""
+"""Training as a schedule of stages, driven from ordinary Python."""
 
-import contextlib
-import signal
-import threading
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from jrl import checkpoint, curves, logs
-from jrl.config import Config, to_dict
+from jrl import checkpoint, logs
+from jrl.checks import UnavailableError
+from jrl.config import Config, differences, to_dict
 from jrl.loops import Loop, LoopState
+from jrl.profile import Profile
+from jrl.stages import Hook, Program, Schedule, Stage, own_states
 from jrl.types import Key, Tree
 
 Evaluate = Callable[[Tree, Key], dict[str, jax.Array]]  # (policy, key) -> [episodes] of each number
-Film = Callable[[Tree, Key, Path], str]  # (policy, key, path of the video) -> what to tell people
+
+
+class Film(NamedTuple):
+    """How a task shows an episode of a policy."""
+
+    video: Callable[[Tree, Key, Path], None]  # (policy, key, the mp4 to write)
+    watch: Callable[[Tree, Key], None]  # in a window
 
 
 class Engine:
-    """Runs a loop in this process and leaves a run folder.
+    """Trains in this process; `run` leaves a run folder.
 
-    One update is the stages rollout, update_dataset, train and sync_weights. They are fused into
-    one jitted step; where the environment calls the host (native physics), the rollout is jitted
-    apart, so that the rest can be cached between processes.
+    An update is the stages of the loop: rollout, update_dataset and train, and those that you
+    `insert`. (The fourth, sync_weights, has nothing to do in one process: a rollout takes its
+    policy from the state.) Stages are fused into as few jitted programs as hooks, stages in
+    ordinary Python, and physics on the host allow.
 
     Attributes:
-        state: everything needed to go on, one pytree; replaced by every update.
+        state: the `LoopState`: agent, environments, key. Replaced by every update.
+        own: what inserted stages keep for themselves, by their names.
+        data: while an update runs, what its stages pass on; for hooks.
+        metrics: of the update that runs, or of the last one.
         updates: updates done.
     """
 
@@ -38,15 +49,16 @@ class Engine:
         config: Config,
     ) -> None:  # fmt: skip
         self.config = config
-        self.updates = 0
-        self._policy, self._film = policy, film
-        self._evaluate = jax.jit(evaluate)
-        begun = time.perf_counter()
-        self._stages = _compile(loop)
-        self._init = self._stages.pop("init")
-        self._compile_seconds = time.perf_counter() - begun
-        self._stopping = False
         self.state: LoopState | None = None
+        self.own: dict[str, Tree] = {}
+        self.data: Tree = None
+        self.metrics: dict[str, float] = {}
+        self.updates = 0
+        self.profile = Profile(logs.run_dir(config), trace=config.log.profile)
+        self._init, self._schedule = loop.init, Schedule(loop.stages)
+        self._policy, self._film, self._evaluate = policy, film, jax.jit(evaluate)
+        self._programs: list[Program] | None = None
+        self._between = True
 
     @property
     def batch_size(self) -> int:
@@ -63,120 +75,189 @@ class Engine:
         """Environment steps done."""
         return self.updates * self.batch_size
 
+    @property
+    def whole(self) -> bool:
+        """Whether `state` stands between two updates, so that it can be saved."""
+        return self._between and self.state is not None
+
+    def insert(self, stage: Stage, *, before: str = "", after: str = "") -> None:
+        """Put a stage of yours before or after the one of that name.
+
+        Raises:
+            ValueError: an unknown place, a name that is taken, a wrong signature.
+            RuntimeError: the training has begun.
+        """
+        self._still_open("a stage")
+        self._schedule.insert(stage, before=before, after=after)
+
+    def before(self, name: str, hook: Hook) -> None:
+        """Call `hook(engine)` before the stage `name`, in every update."""
+        self._still_open("a hook")
+        self._schedule.hook(hook, before=name)
+
+    def after(self, name: str, hook: Hook) -> None:
+        """Call `hook(engine)` after the stage `name`, in every update."""
+        self._still_open("a hook")
+        self._schedule.hook(hook, after=name)
+
+    def _still_open(self, what: str) -> None:
+        if self._programs is not None:
+            raise RuntimeError(f"{what} can't join a training that has begun: add it before.")
+
     def iterate(self) -> Iterator[dict[str, float]]:
         """Train, yielding each update's metrics; stop whenever you like."""
-        if self.state is None:
-            self.state = self._init(jax.random.key(self.config.seed))
-        while self.updates < self.num_updates and not self._stopping:
+        self.compile()
+        while self.updates < self.num_updates:
             yield self._update()
-
-    def _update(self) -> dict[str, float]:
-        """One pass through the stages, each timed."""
-        passed: tuple[Any, ...] = (self.state,)
-        seconds = {}
-        for name, stage in self._stages.items():
-            begun = time.perf_counter()
-            passed = jax.block_until_ready(stage(*passed))
-            seconds[f"stage/{name}"] = time.perf_counter() - begun
-        self.state, learnt = passed
-        self.updates += 1
-        return seconds | {name: float(x) for name, x in jax.device_get(learnt).items()}
-
-    def evaluate(self) -> dict[str, float]:
-        """Play `eval.episodes` episodes without exploration, the same starts every time."""
-        policy = self._policy(self._trained().agent)
-        results = jax.device_get(self._evaluate(policy, jax.random.key(self.config.eval.seed)))
-        means = {f"eval/{name}": float(np.mean(x)) for name, x in results.items()}
-        return means | {"eval/return_std": float(np.std(results["return"]))}
 
     def run(self) -> None:
         """Train to the end; log, evaluate, save, plot and film as the config says."""
-        with logs.Logger(self.config) as logger, self._signals():
-            logger.event(f"compiled in {self._compile_seconds:.1f} s")
-            for metrics in self.iterate():
-                logger.log(metrics, update=self.updates, env_steps=self.env_steps)
-                if metrics.get("update/skipped"):
-                    logger.event(_blame(metrics, self.updates))
-                if self._due(self.config.eval.interval):
-                    logger.log(self.evaluate(), update=self.updates, env_steps=self.env_steps)
-                if self._due(self.config.log.checkpoint_interval):
-                    self.save()
-            self._finish(logger)
+        from jrl import run
 
-    def _due(self, interval: int) -> bool:
-        return interval > 0 and self.updates % interval == 0
+        run.run(self)
 
-    def _finish(self, logger: logs.Logger) -> None:
-        """Save, evaluate, plot and film."""
-        self.save()
-        if self._stopping:
-            logger.event(f"stopped after {self.env_steps:,} steps; everything is saved")
-        logger.log(self.evaluate(), update=self.updates, env_steps=self.env_steps)
-        folder = logs.run_dir(self.config)
-        if self.config.log.plot:
-            curves.plot(folder / "metrics.jsonl", folder / "curves.png")
-        if self._film is not None and self.config.log.video:
-            key = jax.random.key(self.config.eval.seed)
-            policy = self._policy(self._trained().agent)
-            logger.event(self._film(policy, key, folder / "videos" / "final.mp4"))
+    def compile(self) -> None:
+        """Compile the programs, and meanwhile make the first state where there is none yet."""
+        if self._programs is not None:
+            return
+        if self.state is not None and self.state.actor == ():
+            raise RuntimeError("this engine holds a policy alone: to go on training, use --resume.")
+        begun, key = time.perf_counter(), jax.random.key(self.config.seed)
+        with ThreadPoolExecutor(1) as pool:
+            first = None if self.state is not None else pool.submit(jax.jit(self._init), key)
+            shapes = jax.eval_shape(self._init, key)
+            self._programs = self._schedule.compile(shapes, apart=self.config.log.profile)
+            if first is not None:
+                self.state, self.own = first.result(), own_states(self._schedule.stages)
+        self.profile.add({"compile": time.perf_counter() - begun})
+
+    def _update(self) -> dict[str, float]:
+        """One pass through the programs, each timed."""
+        self._between, self.metrics = False, {}
+        self.profile.begin_update()
+        seconds = {}
+        for program in self._programs or ():
+            before, after = self._schedule.hooks(program)
+            self._call(before)
+            begun = time.perf_counter()
+            self._run_program(program)
+            seconds[f"stage/{program.name}"] = time.perf_counter() - begun
+            self._call(after)
+        self.data = None
+        self.updates += 1
+        self._between = True
+        self.profile.end_update()
+        self.profile.add(seconds)
+        return seconds | self.metrics
+
+    def _run_program(self, program: Program) -> None:
+        own = {stage.name: self.own[stage.name] for stage in program.stages}
+        own, self.state, self.data, learnt = jax.block_until_ready(
+            program.run(own, self.state, self.data)
+        )
+        self.own |= own
+        self.metrics |= {name: float(x) for name, x in jax.device_get(learnt).items()}
+
+    def _call(self, hooks: list[Hook]) -> None:
+        begun = time.perf_counter()
+        for hook in hooks:
+            hook(self)
+        if hooks:
+            self.profile.add({"hooks": time.perf_counter() - begun})
+
+    def evaluate(self) -> dict[str, float]:
+        """Play `eval.episodes` episodes without exploration, the same starts every time."""
+        with self.profile.spent("evaluate"):
+            results = jax.device_get(self._evaluate(*self._acting()))
+        means = {f"eval/{name}": float(np.mean(x)) for name, x in results.items()}
+        return means | {"eval/return_std": float(np.std(results["return"]))}
+
+    @property
+    def films(self) -> bool:
+        """Whether this task can be filmed."""
+        return self._film is not None
+
+    def film(self, path: Path) -> None:
+        """Film an episode without exploration, the first of the evaluation's starts.
+
+        Raises:
+            UnavailableError: this task can't be filmed, or this machine can't draw.
+        """
+        with self.profile.spent("film"):
+            self._shown().video(*self._acting(), path)
+
+    def watch(self) -> None:
+        """Show that episode in MuJoCo's viewer, until its window is closed.
+
+        Raises:
+            UnavailableError: this task can't be shown, or this machine has no display.
+        """
+        self._shown().watch(*self._acting())
+
+    def _shown(self) -> Film:
+        if self._film is None:
+            raise UnavailableError(
+                f"{self.config.env.name} has no MuJoCo model that could be shown."
+            )
+        return self._film
+
+    def _acting(self) -> tuple[Tree, Key]:
+        """The policy, and the key of the evaluation's starts."""
+        if self.state is None:
+            raise RuntimeError("nothing is trained yet: call `run`, `iterate` or `restore` first.")
+        return self._policy(self.state.agent), jax.random.key(self.config.eval.seed)
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the run's checkpoints, each under its number of updates."""
+        return logs.run_dir(self.config) / "checkpoints"
 
     def save(self) -> None:
-        """Write a checkpoint of everything needed to go on."""
-        folder = logs.run_dir(self.config) / "checkpoints"
+        """Write a checkpoint of everything needed to go on.
+
+        Raises:
+            OSError: the folder can't be written, or the disk is full.
+        """
+        if not self.whole:
+            raise RuntimeError("a checkpoint is taken between two updates, not inside one.")
         about = {"env_steps": self.env_steps, "config": to_dict(self.config)}
-        checkpoint.save(folder, self.updates, self._trained(), about)
+        everything, keep = (
+            {"loop": self.state, "stages": self.own},
+            self.config.log.keep_checkpoints,
+        )
+        with self.profile.spent("checkpoints"):
+            checkpoint.save(self.checkpoints, self.updates, everything, about, keep=keep)
 
-    def _trained(self) -> LoopState:
-        if self.state is None:
-            raise RuntimeError("nothing is trained yet: call `run` or `iterate` first.")
-        return self.state
+    def restore(self, step: int | None = None, *, policy_only: bool = False) -> list[str]:
+        """Take up a checkpoint of this run: that of `step` updates, or the newest that is whole.
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Stop between two updates on Ctrl-C or SIGTERM; a second one stops at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        names = (signal.SIGINT, signal.SIGTERM)
-        before = {name: signal.getsignal(name) for name in names}
+        Args:
+            step: updates done when it was written.
+            policy_only: the agent alone, to evaluate and play it: environments, and stages of
+                yours, may then differ from those it was trained with.
 
-        def stop(number: int, frame: Any) -> None:
-            del frame
-            self._stopping = True
-            signal.signal(number, before[signal.Signals(number)])
+        Returns:
+            What people should know, such as that a damaged checkpoint was passed over.
 
-        for name in names:
-            signal.signal(name, stop)
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: it belongs to another config, or (`DamagedError`) it is damaged.
+        """
+        self._still_open("a checkpoint")
+        state = jax.eval_shape(self._init, jax.random.key(0))
+        like = {"loop": state, "stages": own_states(self._schedule.stages)}
+        if policy_only:
+            like = {"loop": dataclasses.replace(state, actor=(), key=()), "stages": {}}
         try:
-            yield
-        finally:
-            for name, handler in before.items():
-                signal.signal(name, handler)
+            found = checkpoint.restore(self.checkpoints, step, like, partial=policy_only)
+        except checkpoint.MisfitError as error:
+            raise checkpoint.MisfitError(f"{error}\n{self._changes(step)}") from None
+        self.state, self.own = found.state["loop"], found.state["stages"]
+        self.updates = found.step
+        return found.notes
 
-
-def _blame(metrics: dict[str, float], update: int) -> str:
-    """What to tell people about gradient steps that were skipped."""
-    names = [name for name, x in metrics.items() if name.startswith("nonfinite/") and x]
-    bad = ", ".join(name.removeprefix("nonfinite/") for name in names)
-    return (
-        f"update {update}: {metrics['update/skipped']:.0f} gradient steps were not finite and were "
-        f"skipped. Not finite in the data: {bad or 'nothing; the learning rate may be too high'}."
-    )
-
-
-def _compile(loop: Loop) -> dict[str, Callable[..., Any]]:
-    """`init` and the stages of one update, compiled at the same time; the state is donated."""
-    key = jax.random.key(0)
-    state = jax.eval_shape(loop.init, key)
-    programs: dict[str, tuple[Any, ...]] = {"init": (jax.jit(loop.init), key)}
-    if "_callback[" in str(jax.make_jaxpr(loop.rollout)(state)):
-        _, data = jax.eval_shape(loop.rollout, state)
-        programs["rollout"] = (jax.jit(loop.rollout, donate_argnums=0), state)
-        programs["train"] = (jax.jit(loop.train, donate_argnums=0), state, data)
-    else:
-        programs["step"] = (jax.jit(loop.step, donate_argnums=0), state)
-    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-        return {name: function for name, (function, *_) in programs.items()}
-    lowered = [function.lower(*args) for function, *args in programs.values()]
-    with ThreadPoolExecutor(len(lowered)) as pool:
-        return dict(zip(programs, pool.map(lambda program: program.compile(), lowered)))
+    def _changes(self, step: int | None) -> str:
+        """In which fields the config of a checkpoint differs from this one."""
+        then = checkpoint.meta(self.checkpoints, step)["config"]
+        changes = differences({**then, "resume": self.config.resume}, to_dict(self.config))
+        return "The configs differ: " + "; ".join(changes) if changes else "The configs are equal."

@@ -1,6 +1,5 @@
 """Start a run: read the config, prepare JAX, claim the run's folder, call `main(config)`."""
 
-import contextlib
 import dataclasses
 import itertools
 import os
@@ -8,7 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,10 @@ from jrl.checks import ConfigError
 from jrl.config import Config
 from jrl.logs import run_dir
 from jrl.version import __version__
+
+UNUSED = {"config.yaml", "README.md", "lock"}  # what a run's folder holds before it trains
+
+_held: dict[Path, int] = {}  # locks of run folders, as file descriptors
 
 
 def launch(
@@ -46,11 +49,13 @@ def launch(
         return main(config)
     except BaseException as error:
         folder = run_dir(config)
-        if [path.name for path in folder.iterdir()] == ["config.yaml"]:
+        if {path.name for path in folder.iterdir()} <= UNUSED and not config.resume:
             shutil.rmtree(folder)
         if isinstance(error, ConfigError):
             raise _refuse(error) from None
         raise
+    finally:
+        release(config)
 
 
 def _refuse(error: ValueError) -> SystemExit:
@@ -71,7 +76,7 @@ def prepare(config: Config) -> list[str]:
     if not runtime.jit:
         notes.append("runtime.jit is off: nothing is compiled, and everything is slow.")
     if runtime.compile_cache:
-        notes += _compile_cache()
+        notes += compile_cache()
     if runtime.devices > jax.device_count():
         raise ValueError(
             f"runtime.devices = {runtime.devices}, but JAX sees {jax.device_count()} "
@@ -81,29 +86,100 @@ def prepare(config: Config) -> list[str]:
 
 
 def claim(config: Config, *, overwrite: bool = False) -> Config:
-    """Make the run's folder with config.yaml in it; returns the config with the run's name.
+    """Make the run's folder, and hold it while this process lives; the config with the run's name.
 
     Raises:
-        ValueError: the folder can't be written, or holds a run already (naming what differs).
+        ValueError: the folder can't be written, is in use by another process, or holds a run
+            already (naming what differs).
     """
+    if config.resume:
+        return _reclaim(config)
     names = [config.name] if config.name else _fresh_names(config)
     try:
         for name in names:
             named = dataclasses.replace(config, name=name)
             folder = run_dir(named)
-            if overwrite and (folder / "config.yaml").exists():
-                shutil.rmtree(folder)
             folder.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                (folder / "config.yaml").touch(exist_ok=False)  # of two starts, one gets the name
-                configs.save(named, folder / "config.yaml")
+            if not _hold(folder, wait=not config.name):
+                continue
+            if overwrite or not (folder / "config.yaml").exists():
+                _start_over(named, folder)
                 return named
+            release(named)
     except OSError as error:
-        raise ValueError(
-            f"can't write the run folder {run_dir(named)}: {error.strerror}. "
-            f"Choose another place with --log.root, or give yourself write permission."
-        ) from error
+        raise _unwritable(named, error) from error
     raise _occupied(named, folder)
+
+
+def _reclaim(config: Config) -> Config:
+    """Hold the folder of a run that goes on."""
+    try:
+        _hold(run_dir(config))
+    except OSError as error:
+        raise _unwritable(config, error) from error
+    return config
+
+
+def _hold(folder: Path, *, wait: bool = False) -> bool:
+    """Lock a run's folder; the system lets go of it when this process ends, however it ends.
+
+    Raises:
+        ValueError: another process holds it; False instead where other names may be tried.
+    """
+    import fcntl
+
+    if folder.resolve() in _held:
+        return True
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.read(lock, 20).decode() or "unknown"
+        os.close(lock)
+        if wait:
+            return False
+        raise ConfigError(
+            f"{folder} is in use by another run (process {pid}). Wait for it, stop it, or choose "
+            "another --name."
+        ) from None
+    os.truncate(lock, 0)
+    os.write(lock, str(os.getpid()).encode())
+    _held[folder.resolve()] = lock
+    return True
+
+
+def release(config: Config) -> None:
+    """Let go of the run's folder."""
+    lock = _held.pop(run_dir(config).resolve(), None)
+    if lock is not None:
+        os.close(lock)
+
+
+def _start_over(config: Config, folder: Path) -> None:
+    """Remove what an earlier run left, but the lock that is being held, and begin."""
+    old = folder.iterdir() if (folder / "config.yaml").exists() else ()
+    for path in old:
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != "lock":
+            path.unlink()
+    configs.save(config, folder / "config.yaml")
+    (folder / "README.md").write_text(_readme(config))
+
+
+def _readme(config: Config) -> str:
+    """What to do with a run's folder."""
+    program, folder = Path(sys.argv[0]), run_dir(config)
+    script = f"python {os.path.relpath(program)}" if program.suffix == ".py" else "jrl train"
+    return f"""# {config.name}
+
+{config.env.name}, trained by {config.agent.name} with jrl {__version__}.
+
+    {script} --resume {folder}    # go on; add --train.total-steps N to train for longer
+    jrl eval {folder}    # evaluate the newest checkpoint
+    jrl play {folder}    # film it (--viewer: watch it)
+    {script} --config {folder}/config.yaml --name again    # repeat the run
+"""
 
 
 def announce(config: Config, notes: Sequence[str] = ()) -> None:
@@ -126,7 +202,7 @@ def announce(config: Config, notes: Sequence[str] = ()) -> None:
         console.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
 
 
-def _compile_cache() -> list[str]:
+def compile_cache() -> list[str]:
     """Keep compiled programs in the user's cache folder; notes why, where that can't be."""
     folder = jax.config.values["jax_compilation_cache_dir"] or str(
         Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jrl" / "jax"
@@ -144,32 +220,28 @@ def _compile_cache() -> list[str]:
 
 def _fresh_names(config: Config) -> Iterator[str]:
     """`<env>-<agent>-<time>`, then with -2, -3 ... for runs that start in the same second."""
-    parts = [name.rpartition(".")[2] for name in (config.env.name, config.agent.name)]
+    paths = (path.removesuffix(":make") for path in (config.env.name, config.agent.name))
+    parts = [path.replace(":", ".").rpartition(".")[2] for path in paths]
     stem = "-".join([*parts, time.strftime("%Y%m%d-%H%M%S")])
     return itertools.chain([stem], (f"{stem}-{i}" for i in itertools.count(2)))
 
 
 def _occupied(config: Config, folder: Path) -> ValueError:
     """The error for a folder that holds a run, naming the fields in which the configs differ."""
-    old = dict(_flat(yaml.safe_load((folder / "config.yaml").read_text()) or {}))
-    new = dict(_flat(yaml.safe_load(yaml.safe_dump(configs.to_dict(config)))))
-    changes = [
-        f"{name} is {old.get(name, 'missing')} there and {new.get(name, 'missing')} here"
-        for name in dict.fromkeys([*new, *old])
-        if old.get(name, old) != new.get(name, new)
-    ]
+    old = yaml.safe_load((folder / "config.yaml").read_text()) or {}
+    changes = configs.differences(old, configs.to_dict(config))
     what = f"a run with another config ({'; '.join(changes)})" if changes else "this very run"
-    return ValueError(
-        f"{folder} already holds {what}. Choose another --name, or --overwrite to start over there."
+    return ConfigError(
+        f"{folder} already holds {what}. Go on with it (--resume {folder}), choose another --name, "
+        "or --overwrite to start over there."
     )
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def _unwritable(config: Config, error: OSError) -> ValueError:
+    return ConfigError(
+        f"can't write the run folder {run_dir(config)}: {error.strerror}. "
+        f"Choose another place with --log.root, or give yourself write permission."
+    )
 
 
 def _show(value: Any) -> str:

@@ -1,14 +1,16 @@
 """Agent x environment -> a training loop as pure functions, to jit, scan, vmap or shard."""
 
-import functools
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jrl import host
 from jrl import rollout as rollouts
 from jrl.checks import ConfigError
+from jrl.stages import Stage, own_states, through
 from jrl.types import Agent, Buffer, Env, HostEnv, Key, Metrics, Rollout, Tree, record
 
 
@@ -19,15 +21,36 @@ class LoopState:
     agent: Tree
     actor: Tree  # an ActorState; a tuple of them where simulators run on the host
     key: Key
+    buffer: Tree = ()  # experience kept from earlier updates, where the buffer does that
 
 
 class Loop(NamedTuple):
-    """A training loop. `step` is `rollout`, then `train`; drive them apart where that suits."""
+    """A training loop: where it starts, and the stages of an update."""
 
     init: Callable[[Key], LoopState]
-    step: Callable[[LoopState], tuple[LoopState, Metrics]]
-    rollout: Callable[[LoopState], tuple[LoopState, Rollout]]
-    train: Callable[[LoopState, Tree], tuple[LoopState, Metrics]]
+    stages: tuple[Stage, ...]
+
+    def step(self, state: LoopState) -> tuple[LoopState, Metrics]:
+        """One update: all stages."""
+        state, data, metrics = self._run(self.stages[:1], state, None)
+        state, _, learnt = self._run(self.stages[1:], state, data)
+        return state, metrics | learnt
+
+    def rollout(self, state: LoopState) -> tuple[LoopState, Rollout]:
+        """The first stage alone."""
+        state, data, _ = self._run(self.stages[:1], state, None)
+        return state, data
+
+    def train(self, state: LoopState, data: Tree) -> tuple[LoopState, Metrics]:
+        """The other stages."""
+        state, _, metrics = self._run(self.stages[1:], state, data)
+        return state, metrics
+
+    def _run(
+        self, stages: tuple[Stage, ...], state: LoopState, data: Tree
+    ) -> tuple[LoopState, Tree, Metrics]:
+        _, state, data, metrics = through(stages, own_states(stages), state, data)
+        return state, data, metrics
 
 
 def on_policy(
@@ -57,23 +80,26 @@ def on_policy(
 
     def init(key: Key) -> LoopState:
         k_agent, k_env, key = jax.random.split(key, 3)
-        return LoopState(agent.init(k_agent), rollouts.start(agent, env, k_env), key)
+        state = LoopState(agent.init(k_agent), rollouts.start(agent, env, k_env), key)
+        if buffer is None or not buffer.keeps:
+            return state
+        shapes = jax.eval_shape(lambda state: collect((), state, None)[2], state)
+        example = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return dataclasses.replace(state, buffer=buffer.init(example))
 
-    def collect(state: LoopState) -> tuple[LoopState, Rollout]:
+    def collect(
+        own: Tree, state: LoopState, data: None
+    ) -> tuple[Tree, LoopState, Rollout, Metrics]:
+        del data
         key, k_roll = jax.random.split(state.key)
         policy = agent.policy(state.agent)
-        actor, data = rollouts.unroll(
+        actor, seen = rollouts.unroll(
             agent, env, policy, state.actor, k_roll, num_steps=num_steps, final_slots=final_slots
         )
-        return LoopState(state.agent, actor, key), data
+        state = dataclasses.replace(state, actor=actor, key=key)
+        return own, state, seen, rollouts.metrics(seen)
 
-    def train(state: LoopState, data: Tree) -> tuple[LoopState, Metrics]:
-        return _train(agent, buffer, state, data)
-
-    def step(state: LoopState) -> tuple[LoopState, Metrics]:
-        return train(*collect(state))
-
-    return Loop(init, step, collect, train)
+    return Loop(init, (Stage("rollout", collect), *_learning(agent, buffer)))
 
 
 def on_policy_host(
@@ -99,43 +125,61 @@ def on_policy_host(
         ValueError: where agent and buffer don't speak of the same kind of data.
     """
     check_data(agent, buffer)
+    if buffer is not None and buffer.keeps:
+        raise ConfigError("beside simulators on the host, a buffer can't keep experience yet.")
     act = host.actor(agent)
-    learn = jax.jit(functools.partial(_train, agent, buffer))
+    look = jax.jit(rollouts.metrics)
 
     def init(key: Key) -> LoopState:
         k_agent, k_env, key = jax.random.split(key, 3)
         seed = int(jax.random.randint(k_env, (), 0, 2**30))
         return LoopState(jax.jit(agent.init)(k_agent), host.start(agent, envs, seed), key)
 
-    def collect(state: LoopState) -> tuple[LoopState, Rollout]:
+    def collect(
+        own: Tree, state: LoopState, data: None
+    ) -> tuple[Tree, LoopState, Rollout, Metrics]:
+        del data
         key, k_roll = jax.random.split(state.key)
         policy = agent.policy(state.agent)
-        actors, data = host.unroll(
+        actors, seen = host.unroll(
             agent, act, envs, policy, state.actor, k_roll,
             num_steps=num_steps, final_slots=final_slots,
         )  # fmt: skip
-        return LoopState(state.agent, actors, key), data
+        return own, dataclasses.replace(state, actor=actors, key=key), seen, look(seen)
 
-    def train(state: LoopState, data: Tree) -> tuple[LoopState, Metrics]:
-        learnt, metrics = learn(LoopState(state.agent, (), state.key), data)
-        return LoopState(learnt.agent, state.actor, learnt.key), metrics
-
-    def step(state: LoopState) -> tuple[LoopState, Metrics]:
-        return train(*collect(state))
-
-    return Loop(init, step, collect, train)
+    learning = tuple(_without_actor(stage) for stage in _learning(agent, buffer))
+    return Loop(init, (Stage("rollout", collect, jit=False), *learning))
 
 
-def _train(
-    agent: Agent, buffer: Buffer | None, state: LoopState, data: Tree
-) -> tuple[LoopState, Metrics]:
-    """Update the dataset, learn from it, and say what was seen and learnt."""
-    key, k_sample, k_update = jax.random.split(state.key, 3)
-    seen = rollouts.metrics(data)
-    if buffer is not None:
-        data = buffer.sample(buffer.add(buffer.init(data), data), k_sample)
-    agent_state, learnt = agent.update(state.agent, data, k_update)
-    return LoopState(agent_state, state.actor, key), seen | learnt
+def _learning(agent: Agent, buffer: Buffer | None) -> tuple[Stage, Stage]:
+    """The stages that take a rollout and learn from it."""
+
+    def update_dataset(own: Tree, state: LoopState, data: Tree) -> tuple[Tree, ...]:
+        key, k_sample = jax.random.split(state.key)
+        if buffer is None:
+            return own, dataclasses.replace(state, key=key), data, {}
+        filled = buffer.add(state.buffer if buffer.keeps else buffer.init(data), data)
+        kept = filled if buffer.keeps else ()
+        batch = buffer.sample(filled, k_sample)
+        return own, dataclasses.replace(state, key=key, buffer=kept), batch, {}
+
+    def train(own: Tree, state: LoopState, data: Tree) -> tuple[Tree, ...]:
+        key, k_update = jax.random.split(state.key)
+        learnt, metrics = agent.update(state.agent, data, k_update)
+        return own, dataclasses.replace(state, agent=learnt, key=key), None, metrics
+
+    return Stage("update_dataset", update_dataset), Stage("train", train)
+
+
+def _without_actor(stage: Stage) -> Stage:
+    """A compiled stage beside simulators, whose state is not made of arrays."""
+    jitted = jax.jit(stage.run)
+
+    def run(own: Tree, state: LoopState, data: Tree) -> tuple[Tree, ...]:
+        own, after, data, metrics = jitted(own, dataclasses.replace(state, actor=()), data)
+        return own, dataclasses.replace(after, actor=state.actor), data, metrics
+
+    return stage._replace(run=run, jit=False)
 
 
 def check_data(agent: Agent, buffer: Buffer | None) -> None:

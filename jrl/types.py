@@ -191,3 +191,4 @@ class Buffer(NamedTuple):
     sample: Callable[[Tree, Key], Tree]
     can_sample: Callable[[Tree], jax.Array]
     data: str  # what `sample` returns, see Agent.data
+    keeps: bool = True  # it remembers from update to update; False: each begins with an empty one

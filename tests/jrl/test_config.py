@@ -29,6 +29,10 @@ class Config:
     """Wanted speed, None for any."""
     episode_length: int = 77
     """The task's own length."""
+
+
+def make(cfg):
+    """Never called."""
 '''
 AGENT = '''
 from dataclasses import dataclass
@@ -49,6 +53,10 @@ class Config:
     """Whiten."""
     steps: int | float = 3
     """Int or float."""
+
+
+def make(cfg, spec):
+    """Never called."""
 '''
 NAMES = ["--env.name", "toy_parts.task", "--agent.name=toy_parts.agent"]
 

@@ -51,7 +51,8 @@ def test_a_run_leaves_metrics_and_a_checkpoint_of_everything(tmp_path):
     folder = logs.run_dir(cfg) / "checkpoints"
     assert sorted(p.name for p in folder.iterdir()) == ["3", "4"]
     assert checkpoint.meta(folder)["env_steps"] == 128
-    back = checkpoint.restore(folder, None, engine.state)
+    everything = {"loop": engine.state, "stages": engine.own}
+    back = checkpoint.restore(folder, None, everything).state["loop"]
     same = jax.tree.map(lambda a, b: bool(jnp.array_equal(a, b)), back, engine.state)
     assert all(jax.tree.leaves(same))
 
@@ -91,12 +92,12 @@ def test_native_physics_runs_in_two_stages_and_never_recompiles(tmp_path):
             jax.monitoring.register_event_duration_secs_listener(
                 lambda name, *_, **__: counted() if "backend_compile" in name else None
             )
-    assert seen == [{"stage/rollout", "stage/train"}] * 3
+    assert seen == [{"stage/rollout", "stage/update_dataset+train"}] * 3
     assert count == 0
 
 
 def test_skipped_updates_name_what_was_not_finite():
-    from jrl.engine import _blame
+    from jrl.run import _blame
 
     text = _blame({"update/skipped": 2.0, "nonfinite/advantage": 5.0, "nonfinite/target": 0.0}, 7)
     assert "update 7: 2 gradient steps" in text
@@ -113,7 +114,7 @@ def test_parts_that_do_not_fit_are_refused_before_anything_starts(tmp_path):
         build(cfg, buffer=replay)
     odd = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, num_minibatches=5))
     with pytest.raises(ValueError, match=r"32.*num_minibatches = 5.*4"):
-        build(odd)
+        build(odd).compile()
     with pytest.raises(RuntimeError, match="nothing is trained"):
         build(cfg).evaluate()
 
@@ -157,7 +158,5 @@ def test_a_signal_stops_between_updates_and_leaves_a_good_checkpoint(tmp_path, n
     folder = tmp_path / "run" / "checkpoints"
     assert checkpoint.latest(folder) == last["update"]
     engine = build(config.load(tmp_path / "run" / "config.yaml", []))
-    next(engine.iterate())
-    like = engine.state
-    restored = checkpoint.restore(folder, None, like)
-    assert int(restored.agent.updates) == last["update"]
+    engine.restore()
+    assert int(engine.state.agent.updates) == engine.updates == last["update"]

@@ -87,7 +87,7 @@ def test_overwrite_starts_over():
     Path("runs/a/metrics.jsonl").write_text("old")
     args = ["--name", "a", "--overwrite", "--seed", "1", "--runtime.no-compile-cache"]
     launch(lambda config: None, args=args)
-    assert os.listdir("runs/a") == ["config.yaml"]
+    assert sorted(os.listdir("runs/a")) == ["README.md", "config.yaml", "lock"]
     assert load("runs/a/config.yaml", []).seed == 1
 
 
@@ -95,7 +95,7 @@ def test_overwrite_leaves_folders_alone_that_hold_no_run():
     Path("runs/a").mkdir(parents=True)
     Path("runs/a/thesis.tex").write_text("years of work")
     claim(Config(name="a"), overwrite=True)
-    assert sorted(os.listdir("runs/a")) == ["config.yaml", "thesis.tex"]
+    assert sorted(os.listdir("runs/a")) == ["README.md", "config.yaml", "lock", "thesis.tex"]
 
 
 def test_a_start_that_fails_leaves_no_folder():
@@ -115,7 +115,7 @@ def test_a_run_that_fails_keeps_what_it_wrote():
 
     with pytest.raises(ZeroDivisionError):
         launch(main, args=["--name", "a", "--runtime.no-compile-cache"])
-    assert sorted(os.listdir("runs/a")) == ["config.yaml", "metrics.jsonl"]
+    assert sorted(os.listdir("runs/a")) == ["README.md", "config.yaml", "lock", "metrics.jsonl"]
 
 
 @pytest.mark.parametrize("root", ["file", "file/below"])
