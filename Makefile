@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: install humanoid test bench lint clean
+.PHONY: install humanoid test bench docs lint clean
 
 install: $(VENV)/installed
 
@@ -22,6 +22,10 @@ $(VENV)/peers: $(VENV)/installed
 	$(PIP) -e '.[bench]'
 	touch $@
 
+$(VENV)/writer: $(VENV)/installed
+	$(PIP) -e '.[docs]'
+	touch $@
+
 humanoid: install
 	$(BIN)/python experiments/humanoid.py
 
@@ -36,6 +40,9 @@ lint: $(VENV)/developer
 
 bench: $(VENV)/peers
 	$(BIN)/python benchmarks/run.py --quick
+
+docs: $(VENV)/writer
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
