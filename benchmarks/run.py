@@ -1,4 +1,4 @@
-"""Run every benchmark, one after another: `python benchmarks/run.py [--quick]`.
+"""Run benchmarks, one after another: `python benchmarks/run.py [NAME ...] [--quick]`.
 
 Writes results/NAME.json and the table results/README.md, and ends with the JSON lines.
 """
@@ -6,6 +6,7 @@ Writes results/NAME.json and the table results/README.md, and ends with the JSON
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import measure
 import peers
 
 FOLDER = Path(__file__).parent
-NAMES = ("physics", "overhead", "train", "learning")
+NAMES = ("startup", "physics", "overhead", "train", "learning")
 
 
 def run(name: str, *, quick: bool) -> dict[str, Any] | None:
@@ -34,8 +35,8 @@ def table(results: dict[str, dict[str, Any]], *, quick: bool) -> str:
     lines = [
         "# Figures",
         "",
-        f"Written by `python benchmarks/run.py{' --quick' if quick else ''}`. Every figure is a "
-        "ratio of two sides that took turns in one run. " + ", ".join(
+        f"Written by `python benchmarks/run.py{' --quick' if quick else ''}`. A figure is a "
+        "ratio of two sides that took turns in one run, or seconds. " + ", ".join(
             f"{key} {value}" for key, value in machine.items() if not key.startswith("load")
         ) + ".",
         "",
@@ -45,18 +46,19 @@ def table(results: dict[str, dict[str, Any]], *, quick: bool) -> str:
     for name, result in results.items():
         for key, value in result["figures"].items():
             bound, aim = result.get("bounds", {}).get(key, ("", ""))
+            bound = f"≤ {bound}" if key in result.get("at_most", ()) else bound
             load = result["machine"]["load_at_start"]
             lines.append(f"| {name} | `{key}` | {value:.3g} | {bound} | {aim} | {load} |")
     return "\n".join(lines) + "\n"
 
 
-def main(*, quick: bool) -> int:
+def main(names: Sequence[str], *, quick: bool) -> int:
     absent = peers.missing()
     if absent:
         print(f"skipped peers: {', '.join(absent)} (not installed; pip install '.[bench]')")
     (FOLDER / "results").mkdir(exist_ok=True)
     results, failed = {}, []
-    for name in NAMES:
+    for name in names or NAMES:
         result = run(name, quick=quick)
         if result is None:
             failed.append(name)
@@ -73,4 +75,9 @@ def main(*, quick: bool) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(quick=measure.arguments(__doc__).quick))
+    parser = measure.parser(__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}")
+    chosen = parser.parse_args()
+    if unknown := sorted(set(chosen.names) - set(NAMES)):
+        parser.error(f"no benchmark {', '.join(unknown)}: there are {', '.join(NAMES)}")
+    raise SystemExit(main(chosen.names, quick=chosen.quick))

@@ -41,12 +41,13 @@ def _refuse(text: str) -> None:
 
 
 def _help() -> str:
-    lines = [f"  {name:8}{(run.__doc__ or '').splitlines()[0]}" for name, run in COMMANDS.items()]
+    said = {name: (run.__doc__ or "").splitlines()[0] for name, run in COMMANDS.items()}
+    lines = [f"  {name:8}{line.replace('`', '')}" for name, line in said.items()]
     return "\n".join(["usage: jrl COMMAND [--help]", "", *lines])
 
 
 def train(args: list[str]) -> None:
-    """Train by a config: jrl train [--config FILE | --resume RUN] [--env.name hopper ...]."""
+    """Train by a config: `jrl train [--config FILE | --resume RUN] [--env.name hopper ...]`."""
     from jrl import builder, launch
 
     sys.path.insert(0, "")  # as `python script.py` would: parts of yours in this folder are found
@@ -68,7 +69,7 @@ class Eval:
 
 
 def evaluate(args: list[str]) -> None:
-    """Evaluate a run's policy: jrl eval RUN [--episodes 16] [--seed 1000] [--step UPDATES]."""
+    """Evaluate a run's policy: `jrl eval RUN [--episodes 16] [--seed 1000] [--step UPDATES]`."""
     choice = _parse(Eval, args, "eval")
     flags = ["--eval.episodes", str(choice.episodes), "--eval.seed", str(choice.seed)]
     engine = _open(choice.run, choice.step, flags)
@@ -95,7 +96,7 @@ class Play:
 
 
 def play(args: list[str]) -> None:
-    """Film a run's policy, or watch it: jrl play RUN [--out FILE] [--viewer] [--step UPDATES]."""
+    """Film a run's policy, or watch it: `jrl play RUN [--out FILE] [--viewer] [--step UPDATES]`."""
     choice = _parse(Play, args, "play")
     engine = _open(choice.run, choice.step, ["--eval.seed", str(choice.seed)])
     if choice.viewer:
@@ -107,7 +108,7 @@ def play(args: list[str]) -> None:
 
 
 def doctor(args: list[str]) -> None:
-    """Look at this machine: versions, devices, threads, rendering, what is missing: jrl doctor."""
+    """Say what this machine has (versions, devices) and what is missing: `jrl doctor`."""
     from jrl import doctor
 
     if args:
@@ -116,7 +117,7 @@ def doctor(args: list[str]) -> None:
 
 
 def bench(args: list[str]) -> None:
-    """Run benchmarks of a checkout: jrl bench [NAME ...] [--quick]."""
+    """Run benchmarks of a checkout: `jrl bench [NAME ...] [--quick]`."""
     import jrl
 
     script = Path(jrl.__file__).resolve().parents[1] / "benchmarks" / "run.py"

@@ -24,7 +24,8 @@ from jrl import checks, registry, writers
 _T = TypeVar("_T")
 
 HELP = """Train a robot. The values shown are the ones in force.
---config FILE reads another YAML file. --overwrite starts over in a folder that holds a run."""
+--config FILE reads another YAML file. --overwrite starts over in a folder that holds a run.
+--no-jit compiles nothing: slow, but a debugger and print see every number."""
 
 
 @dataclass(frozen=True)
@@ -213,8 +214,12 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def save(config: Config, path: str | Path) -> None:
-    """Write the config as YAML; `load` reads the same config back."""
-    Path(path).write_text(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True))
+    """Write the config as YAML, its folder too; `load` reads the same config back."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")  # a full disk must not cost the config that is there
+    part.write_text(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True))
+    part.replace(path)
 
 
 def check(config: Config) -> None:

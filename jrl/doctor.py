@@ -28,8 +28,10 @@ EXTRAS = {  # what it is for: (module, extra of this package)
 
 def report() -> None:
     """Print everything, a line each; a missing part has the line that installs it."""
-    for what, line in findings():
-        print(f"{what:24}{line}")
+    found = list(findings())
+    width = max(len(what) for what, _ in found)
+    for what, line in found:
+        print(f"{what:{width}}  {line}")
 
 
 def findings() -> Iterator[tuple[str, str]]:
@@ -74,9 +76,9 @@ def _preallocation() -> str:
 
 
 def _cache() -> str:
-    from jrl.launcher import compile_cache
+    from jrl import compilecache
 
-    notes = compile_cache()
+    notes = compilecache.keep()
     return notes[0] if notes else str(jax.config.values["jax_compilation_cache_dir"])
 
 

@@ -5,7 +5,6 @@ import itertools
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import jax
 import yaml
 
+from jrl import compilecache
 from jrl import config as configs
 from jrl.checks import ConfigError
 from jrl.config import Config
@@ -21,6 +21,7 @@ from jrl.logs import run_dir
 from jrl.version import __version__
 
 UNUSED = {"config.yaml", "README.md", "lock"}  # what a run's folder holds before it trains
+SHORT = {"--no-jit": "--runtime.no-jit"}  # flags that people type often
 
 _held: dict[Path, int] = {}  # locks of run folders, as file descriptors
 
@@ -39,7 +40,8 @@ def launch(
     """
     words = list(sys.argv[1:] if args is None else args)
     try:
-        config = configs.load(config_path, [word for word in words if word != "--overwrite"])
+        flags = [SHORT.get(word, word) for word in words if word != "--overwrite"]
+        config = configs.load(config_path, flags)
         notes = prepare(config)
         config = claim(config, overwrite="--overwrite" in words)
     except ValueError as error:
@@ -76,7 +78,7 @@ def prepare(config: Config) -> list[str]:
     if not runtime.jit:
         notes.append("runtime.jit is off: nothing is compiled, and everything is slow.")
     if runtime.compile_cache:
-        notes += compile_cache()
+        notes += compilecache.keep()
     if runtime.devices > jax.device_count():
         raise ValueError(
             f"runtime.devices = {runtime.devices}, but JAX sees {jax.device_count()} "
@@ -200,22 +202,6 @@ def announce(config: Config, notes: Sequence[str] = ()) -> None:
     console.print(table)
     for note in notes:
         console.print(f"[yellow]note[/] {escape(note)}", soft_wrap=True)
-
-
-def compile_cache() -> list[str]:
-    """Keep compiled programs in the user's cache folder; notes why, where that can't be."""
-    folder = jax.config.values["jax_compilation_cache_dir"] or str(
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jrl" / "jax"
-    )
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except (OSError, RuntimeError) as error:
-        return [f"compile cache off, each start compiles again: {error}"]
-    jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    return []
 
 
 def _fresh_names(config: Config) -> Iterator[str]:

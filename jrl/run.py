@@ -5,7 +5,8 @@ import dataclasses
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jrl import checkpoint, curves, logs
@@ -27,10 +28,10 @@ def run(engine: "Engine") -> None:
     """
     config = engine.config
     notes = engine.restore() if config.resume else []
-    if config.resume:  # what was changed for going on counts from now on
-        lasting = dataclasses.replace(config, resume="")
-        configs.save(lasting, logs.run_dir(config) / "config.yaml")
     engine.compile()  # sizes that don't divide are found here, before anything is written
+    # Written by `launch` too; but there are runs without it, and resumed ones with new values.
+    lasting = dataclasses.replace(config, resume="")
+    configs.save(lasting, logs.run_dir(config) / "config.yaml")
     with (
         logs.Logger(config, resume_at=engine.updates if config.resume else None) as logger,
         _signals() as stopping,
@@ -83,16 +84,20 @@ def _finish(engine: "Engine", logger: logs.Logger, *, stopped: bool) -> None:
     logger.log(engine.evaluate(), update=engine.updates, env_steps=engine.env_steps)
     folder = logs.run_dir(engine.config)
     if engine.config.log.plot:
-        curves.plot(logger.path, folder / "curves.png")
+        _show(logger, "curves", folder / "curves.png", lambda path: curves.plot(logger.path, path))
     if engine.config.log.video and engine.films:
-        path = folder / "videos" / "final.mp4"
-        try:
-            engine.film(path)
-            logger.event(f"video: {path}")
-        except UnavailableError as error:
-            logger.event(f"no video: {error}")
+        _show(logger, "video", folder / "videos" / "final.mp4", engine.film)
     if stopped:
         logger.close("interrupted")
+
+
+def _show(logger: logs.Logger, what: str, path: Path, draw: Callable[[Path], None]) -> None:
+    """Draw what people look at; where that can't be done, say why: the training is not lost."""
+    try:
+        draw(path)
+        logger.event(f"{what}: {path}")
+    except (UnavailableError, OSError, ValueError) as error:
+        logger.event(f"no {what}: {error}")
 
 
 @contextlib.contextmanager

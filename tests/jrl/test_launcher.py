@@ -1,5 +1,4 @@
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -171,18 +170,7 @@ def test_jit_off():
     f(1.0)
     assert traced == [False, True]
     assert "runtime.jit is off" in notes[0]
-
-
-def test_compile_cache_keeps_programs(tmp_path):
-    code = """
-import jax, jax.numpy as jnp
-from jrl.config import Config
-from jrl.launcher import prepare
-assert prepare(Config()) == []
-jax.jit(lambda x: jnp.sin(x) * 3)(jnp.ones(3)).block_until_ready()
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-    assert [p.name for p in (tmp_path / "cache" / "jrl" / "jax").glob("jit__lambda*-cache")]
+    assert not launch(lambda config: config, args=["--no-jit"]).runtime.jit
 
 
 def test_a_cache_that_can_not_be_written_is_said(tmp_path, capsys):
