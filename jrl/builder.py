@@ -4,6 +4,8 @@ Groups are descriptions, names and config, so that a worker elsewhere can be tol
 `build_engine` binds them to one another in this process.
 """
 
+import contextlib
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,12 +17,12 @@ import jax
 import numpy as np
 
 from jrl import config as configs
-from jrl import loops, registry, rollout
+from jrl import host, loops, registry, rollout
 from jrl.checks import ConfigError
 from jrl.config import Config
 from jrl.engine import Engine, Film
 from jrl.parts import Part
-from jrl.types import Agent, Buffer, Env, Key, Spec, Tree
+from jrl.types import Agent, Buffer, Env, HostAgent, HostEnv, Key, Spec, Tree
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,23 @@ class EnvGroup:
         )
 
     @property
+    def on_host(self) -> bool:
+        """Whether the task is a simulator that is not JAX."""
+        return self.task.on_host
+
+    def simulator(self, num_envs: int) -> HostEnv:
+        """A simulator on the host with robots that restart by themselves."""
+        if not self.on_host:
+            return host.from_env(self.vector(num_envs), num_envs)
+        for field in ("action_repeat", "frame_stack", "episode_length"):
+            if getattr(self.section, field) > (field == "action_repeat"):
+                raise ConfigError(
+                    f"env.{field} is for environments in JAX; {self.section.name} is a simulator "
+                    "on the host, which has to bring that itself."
+                )
+        return self.task.make(self.section, num_envs=num_envs)
+
+    @property
     def task(self) -> Part:
         """What makes one robot."""
         return registry.load("env", self.section.name)
@@ -53,7 +72,7 @@ class PolicyGroup:
 
     section: Any
 
-    def agent(self, spec: Spec) -> Agent:
+    def agent(self, spec: Spec) -> Agent | HostAgent:
         """The algorithm, bound to a robot."""
         return registry.load("agent", self.section.name).make(self.section, spec)
 
@@ -154,31 +173,73 @@ def build_engine(
         ValueError: where the parts don't fit: kinds of data, sizes that don't divide.
     """
     train = config.train
+    if env_group.on_host:
+        return _on_host(env_group, policy_group, buffer, config)
     env = env_group.vector(train.num_envs)
     agent = policy_group.agent(env.spec)
+    if isinstance(agent, HostAgent):
+        return _on_host(env_group, policy_group, buffer, config)
+    if train.pipeline_stages > 1:
+        raise ConfigError(
+            "train.pipeline_stages is for simulators and policies that are not JAX; here they are "
+            "compiled into one program. Leave it 1."
+        )
     loop = loops.on_policy(
         agent, env, num_steps=train.num_steps, buffer=buffer, final_slots=train.final_slots
     )
     played = env_group.vector(config.eval.episodes, auto_reset=False)
 
+    @jax.jit
     def evaluate(policy: Tree, key: Key) -> dict[str, jax.Array]:
         return rollout.evaluate(agent, played, policy, key)
 
     return Engine(loop, agent.policy, evaluate, _film(env_group, agent), config)
 
 
-def _film(env_group: EnvGroup, agent: Agent) -> Film | None:
+def _on_host(
+    env_group: EnvGroup, policy_group: PolicyGroup, buffer: Buffer, config: Config
+) -> Engine:
+    """Bind parts of which one, simulator or algorithm, is not JAX."""
+    train, tests = config.train, list[HostEnv]()
+
+    def opened(num_envs: int) -> HostEnv:
+        env = env_group.simulator(num_envs)
+        closing.callback(env.close)
+        return env
+
+    def evaluate(policy: Tree, key: Key) -> dict[str, np.ndarray]:
+        if not tests:  # a simulator of its own, opened when it is needed
+            tests.append(opened(config.eval.episodes))
+            closing.callback(tests.clear)
+        return host.evaluate(agent, act, tests[0], policy, key)
+
+    with contextlib.ExitStack() as closing:
+        envs = [
+            opened(train.num_envs // train.pipeline_stages) for _ in range(train.pipeline_stages)
+        ]
+        agent = policy_group.agent(envs[0].spec)
+        act = host.actor(agent)
+        loop = loops.on_policy_host(
+            agent, envs, num_steps=train.num_steps, buffer=buffer, final_slots=train.final_slots
+        )
+        film = _film(env_group, agent)
+        closing = closing.pop_all()  # nothing failed: from here on, the engine closes them
+    return Engine(loop, agent.policy, evaluate, film, config, closing.close)
+
+
+def _film(env_group: EnvGroup, agent: Agent | HostAgent) -> Film | None:
     """How to film a policy; None for tasks without a MuJoCo model."""
     model = env_group.task.model
     if model is None:
         return None
     render = importlib.import_module("jrl.envs.render")
     env = env_group.vector(1, auto_reset=False)
-    num_steps = env.spec.episode_length
-
-    @jax.jit
-    def play(policy: Tree, key: Key) -> tuple[Tree, jax.Array]:
-        return rollout.play(agent, env, policy, key, render.qpos, num_steps=num_steps)
+    show: Any = host.play if isinstance(agent, HostAgent) else rollout.play
+    play: Any = functools.partial(
+        show, agent, env, look=render.qpos, num_steps=env.spec.episode_length
+    )
+    if isinstance(agent, Agent):
+        play = jax.jit(play)
 
     def positions(policy: Tree, key: Key) -> np.ndarray:
         qpos, alive = jax.device_get(play(policy, key))

@@ -75,6 +75,9 @@ class Train:
     """Environments that run side by side."""
     num_steps: int = 32
     """Steps of each environment in one rollout."""
+    pipeline_stages: int = 1
+    """Parts of num_envs that take turns, one simulating while the policy acts in the next; for
+    simulators that are not JAX."""
     final_slots: int = 0
     """Last observations of cut-off episodes that one rollout can hold (0: chosen from its size)."""
 
@@ -234,7 +237,7 @@ def check(config: Config) -> None:
             "eval.seed", "log.interval", "log.checkpoint_seconds", "log.checkpoint_interval",
             "log.keep_checkpoints"),
         1: ("env.action_repeat", "train.total_steps", "train.num_envs", "train.num_steps",
-            "eval.episodes", "runtime.devices"),
+            "train.pipeline_stages", "eval.episodes", "runtime.devices"),
     }  # fmt: skip
     for low, names in at_least.items():
         for name in names:
@@ -254,6 +257,7 @@ def check(config: Config) -> None:
             f"a run goes on in its own folder, {config.resume}: leave --name and --log.root away."
         )
     writers.check(config.log.writers)
+    checks.divides(train.num_envs, train.pipeline_stages, "train.num_envs", "train.pipeline_stages")
     batch = train.num_envs * train.num_steps
     if train.total_steps < batch:
         raise ValueError(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,9 @@ from jrl.profile import Profile
 from jrl.stages import Hook, Program, Schedule, Stage, own_states
 from jrl.types import Key, Tree
 
-Evaluate = Callable[[Tree, Key], dict[str, jax.Array]]  # (policy, key) -> [episodes] of each number
+Evaluate = Callable[
+    [Tree, Key], Mapping[str, jax.Array | np.ndarray]
+]  # (policy, key) -> [episodes] of each number
 
 
 class Film(NamedTuple):
@@ -42,21 +44,22 @@ class Engine:
         data: while an update runs, what its stages pass on; for hooks.
         metrics: of the update that runs, or of the last one.
         updates: updates done.
+        close: ends simulators that run beside this process; `run` does so.
     """
 
     def __init__(
         self, loop: Loop, policy: Callable[[Tree], Tree], evaluate: Evaluate, film: Film | None,
-        config: Config,
+        config: Config, close: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        self.config = config
+        self.config, self.close = config, close
         self.state: LoopState | None = None
         self.own: dict[str, Tree] = {}
         self.data: Tree = None
         self.metrics: dict[str, float] = {}
         self.updates = 0
         self.profile = Profile(logs.run_dir(config), trace=config.log.profile)
-        self._init, self._schedule = loop.init, Schedule(loop.stages)
-        self._policy, self._film, self._evaluate = policy, film, jax.jit(evaluate)
+        self._loop, self._schedule = loop, Schedule(loop.stages)
+        self._policy, self._film, self._evaluate = policy, film, evaluate
         self._programs: list[Program] | None = None
         self._between = True
 
@@ -122,10 +125,12 @@ class Engine:
             return
         if self.state is not None and self.state.actor == ():
             raise RuntimeError("this engine holds a policy alone: to go on training, use --resume.")
-        begun, key = time.perf_counter(), jax.random.key(self.config.seed)
+        begun, on_host = time.perf_counter(), self._loop.restore is not None
+        init = self._loop.init if on_host else jax.jit(self._loop.init)
+        key = jax.random.key(self.config.seed)
         with ThreadPoolExecutor(1) as pool:
-            first = None if self.state is not None else pool.submit(jax.jit(self._init), key)
-            shapes = jax.eval_shape(self._init, key)
+            first = None if self.state is not None else pool.submit(init, key)
+            shapes = None if on_host else jax.eval_shape(init, key)
             self._programs = self._schedule.compile(shapes, apart=self.config.log.profile)
             if first is not None:
                 self.state, self.own = first.result(), own_states(self._schedule.stages)
@@ -218,11 +223,11 @@ class Engine:
         Raises:
             OSError: the folder can't be written, or the disk is full.
         """
-        if not self.whole:
+        if self.state is None or not self.whole:
             raise RuntimeError("a checkpoint is taken between two updates, not inside one.")
         about = {"env_steps": self.env_steps, "config": to_dict(self.config)}
         everything, keep = (
-            {"loop": self.state, "stages": self.own},
+            {"loop": self._loop.save(self.state), "stages": self.own},
             self.config.log.keep_checkpoints,
         )
         with self.profile.spent("checkpoints"):
@@ -244,7 +249,9 @@ class Engine:
             ValueError: it belongs to another config, or (`DamagedError`) it is damaged.
         """
         self._still_open("a checkpoint")
-        state = jax.eval_shape(self._init, jax.random.key(0))
+        init, go_on = self._loop.init, self._loop.restore
+        key = jax.random.key(self.config.seed)
+        state = self._loop.save(init(key)) if go_on is not None else jax.eval_shape(init, key)
         like = {"loop": state, "stages": own_states(self._schedule.stages)}
         if policy_only:
             like = {"loop": dataclasses.replace(state, actor=(), key=()), "stages": {}}
@@ -254,7 +261,10 @@ class Engine:
             raise checkpoint.MisfitError(f"{error}\n{self._changes(step)}") from None
         self.state, self.own = found.state["loop"], found.state["stages"]
         self.updates = found.step
-        return found.notes
+        if go_on is None:
+            return found.notes
+        self.state, lost = go_on(self.state)
+        return found.notes + lost
 
     def _changes(self, step: int | None) -> str:
         """In which fields the config of a checkpoint differs from this one."""

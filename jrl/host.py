@@ -1,29 +1,71 @@
-"""The rollout of simulators that are not JAX: a Python loop around a jitted policy."""
+"""Simulators and policies that are not JAX: rollouts and evaluations as Python loops."""
 
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jrl.rollout import ActorState, slots_needed, where
-from jrl.types import Agent, FinalObs, HostEnv, Key, Rollout, TimeStep, Tree
+from jrl.types import Agent, Env, FinalObs, HostAgent, HostEnv, Key, Rollout, TimeStep, Tree
+
+Act = Callable[..., tuple[Tree, Any, Tree]]  # (policy, carry, obs, key, t, *, explore=True)
 
 
-def start(agent: Agent, envs: Sequence[HostEnv], seed: int) -> tuple[ActorState, ...]:
+def from_env(env: Env, num_envs: int) -> HostEnv:
+    """A batched, auto-resetting `Env` as a simulator on the host, for policies that are not JAX.
+
+    Its steps are compiled, and its state can be saved.
+    """
+    reset, advance = jax.jit(env.reset), jax.jit(env.step)
+    held: dict[str, Tree] = {}
+
+    def show(state: Tree, timestep: TimeStep) -> TimeStep:
+        held["state"] = state
+        return jax.tree.map(np.asarray, timestep)
+
+    return HostEnv(
+        num_envs=num_envs,
+        reset=lambda seed: show(*reset(env.params, jax.random.key(seed))),
+        step=lambda action: show(*advance(held["state"], jnp.asarray(action))),
+        spec=env.spec,
+        save=lambda: held["state"],
+        restore=lambda state: held.update(state=state),
+    )
+
+
+def start(agent: Agent | HostAgent, envs: Sequence[HostEnv], seed: int) -> tuple[ActorState, ...]:
     """Reset each simulator, with a seed of its own, and give the agent an empty memory."""
-
-    def one(env: HostEnv, seed: int) -> ActorState:
-        timestep = jax.tree.map(np.array, env.reset(seed))
-        return ActorState(env.save(), timestep, agent.carry(env.num_envs))
-
-    return tuple(one(env, seed + i) for i, env in enumerate(envs))
+    return tuple(_start(agent, env, seed + i) for i, env in enumerate(envs))
 
 
-def actor(agent: Agent) -> Callable[..., tuple[Tree, jax.Array, Tree]]:
-    """`act(policy, carry, obs, key, t)`, jitted; make it once and give it to `unroll`."""
+def _start(agent: Agent | HostAgent, env: HostEnv, seed: int) -> ActorState:
+    timestep = jax.tree.map(np.array, env.reset(seed))
+    return ActorState(env.save(), timestep, agent.carry(env.num_envs))
+
+
+def go_on(agent: Agent | HostAgent, env: HostEnv, saved: ActorState, seed: int) -> ActorState:
+    """Bring a simulator to where it was when it was saved; one that can't starts new episodes."""
+    if env.restore is None:
+        return _start(agent, env, seed)
+    env.restore(saved.env)
+    return saved
+
+
+def actor(agent: Agent | HostAgent) -> Act:
+    """`act(policy, carry, obs, key, t)`, jitted where it is JAX; make it once, for `unroll`."""
+    if isinstance(agent, HostAgent):
+        fold = jax.jit(jax.random.fold_in)
+
+        def call(
+            policy: Any, carry: Tree, obs: Tree, key: Key, t: int, *, explore: bool = True
+        ) -> tuple[Tree, Any, Tree]:
+            return agent.act(policy, carry, obs, fold(key, t), explore=explore)
+
+        return call
 
     @functools.partial(jax.jit, static_argnames="explore")
     def act(
@@ -35,8 +77,8 @@ def actor(agent: Agent) -> Callable[..., tuple[Tree, jax.Array, Tree]]:
 
 
 def unroll(
-    agent: Agent,
-    act: Callable[..., tuple[Tree, jax.Array, Tree]],
+    agent: Agent | HostAgent,
+    act: Act,
     envs: Sequence[HostEnv],
     policy: Tree,
     actors: Sequence[ActorState],
@@ -85,8 +127,8 @@ def unroll(
 
 
 def _unroll_one(
-    agent: Agent,
-    act: Callable[..., tuple[Tree, jax.Array, Tree]],
+    agent: Agent | HostAgent,
+    act: Act,
     policy: Tree,
     num_steps: int,
     env: HostEnv,
@@ -135,3 +177,66 @@ def _pack_final(ts: TimeStep, slots: int) -> FinalObs:
         jnp.asarray(index),
         jnp.asarray(len(cut) - len(kept), jnp.int32),
     )
+
+
+def evaluate(
+    agent: Agent | HostAgent, act: Act, env: HostEnv, policy: Tree, key: Key, *, max_steps: int = 0
+) -> dict[str, np.ndarray]:
+    """Play the first episode of each robot, whole, without exploration.
+
+    Every robot counts once: robots whose episodes are short don't count more often. The numbers
+    are those of `jrl.rollout.evaluate`.
+
+    Args:
+        agent: the algorithm.
+        act: `actor(agent)`.
+        env: a simulator for this alone; it is reset.
+        policy: what to act with.
+        key: of the starts.
+        max_steps: when to stop at the latest (0: the spec's episode length).
+
+    Raises:
+        ValueError: where neither `max_steps` nor the spec bounds an episode.
+    """
+    limit = max_steps or env.spec.episode_length
+    if not limit:
+        raise ValueError("evaluate: this simulator has no time limit; give max_steps.")
+    k_start, k_act = jax.random.split(key)
+    actor = _start(agent, env, int(jax.random.randint(k_start, (), 0, 2**30)))
+    carry, ts = actor.carry, actor.timestep
+    alive, zero = np.ones(env.num_envs, bool), np.zeros(env.num_envs, np.float32)
+    sums = {name: zero for name in ("return", "length", *ts.info) if name[:8] != "episode/"}
+    t = 0
+    while t < limit and alive.any():
+        carry, action, _ = act(policy, carry, ts.obs, k_act, t, explore=False)
+        ts = env.step(np.asarray(action))
+        seen = {"return": ts.reward, "length": 1.0, **ts.info}
+        sums = {name: s + np.where(alive, seen[name], 0.0) for name, s in sums.items()}
+        alive &= ~(ts.terminated | ts.truncated)
+        t += 1
+    total, length = sums.pop("return"), sums.pop("length")
+    return {"return": total, "length": length, **{name: s / length for name, s in sums.items()}}
+
+
+def play(
+    agent: HostAgent,
+    env: Env,
+    policy: Any,
+    key: Key,
+    look: Callable[[Tree], Tree],
+    *,
+    num_steps: int,
+) -> tuple[Tree, np.ndarray]:
+    """`jrl.rollout.play` for an algorithm that isn't JAX."""
+    k_start, k_act = jax.random.split(key)
+    step = jax.jit(env.step)
+    state, ts = jax.jit(env.reset)(env.params, k_start)
+    alive = np.ones(ts.reward.shape, bool)
+    carry, seen = agent.carry(len(alive)), []
+    for t in range(num_steps):
+        act_key = jax.random.fold_in(k_act, t)
+        carry, action, _ = agent.act(policy, carry, ts.obs, act_key, explore=False)
+        state, ts = step(state, jnp.asarray(action))
+        seen.append((look(state), alive))
+        alive = alive & ~np.asarray(ts.terminated | ts.truncated)
+    return jax.tree.map(lambda *x: np.stack(x), *seen)

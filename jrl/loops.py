@@ -1,8 +1,9 @@
 """Agent x environment -> a training loop as pure functions, to jit, scan, vmap or shard."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jrl import host
 from jrl import rollout as rollouts
 from jrl.checks import ConfigError
 from jrl.stages import Stage, own_states, through
-from jrl.types import Agent, Buffer, Env, HostEnv, Key, Metrics, Rollout, Tree, record
+from jrl.types import Agent, Buffer, Env, HostAgent, HostEnv, Key, Metrics, Rollout, Tree, record
 
 
 @record
@@ -25,10 +26,17 @@ class LoopState:
 
 
 class Loop(NamedTuple):
-    """A training loop: where it starts, and the stages of an update."""
+    """A training loop: where it starts, and the stages of an update.
+
+    A loop in which something isn't JAX has a `restore`; its `init` can't be compiled, and its state
+    holds more than arrays.
+    """
 
     init: Callable[[Key], LoopState]
     stages: tuple[Stage, ...]
+    save: Callable[[LoopState], LoopState] = lambda state: state  # -> arrays alone
+    restore: Callable[[LoopState], tuple[LoopState, list[str]]] | None = None
+    # what was saved -> where to go on, and what people should know
 
     def step(self, state: LoopState) -> tuple[LoopState, Metrics]:
         """One update: all stages."""
@@ -103,14 +111,16 @@ def on_policy(
 
 
 def on_policy_host(
-    agent: Agent,
+    agent: Agent | HostAgent,
     envs: Sequence[HostEnv],
     *,
     num_steps: int,
     buffer: Buffer | None = None,
     final_slots: int = 0,
 ) -> Loop:
-    """`on_policy` for simulators that are not JAX, S of them side by side (pipeline stages).
+    """`on_policy` for simulators, or an algorithm, that are not JAX.
+
+    S simulators run side by side (pipeline stages).
 
     The loop jits its own parts: call `init`, `step`, `rollout` and `train` as they are.
 
@@ -129,11 +139,12 @@ def on_policy_host(
         raise ConfigError("beside simulators on the host, a buffer can't keep experience yet.")
     act = host.actor(agent)
     look = jax.jit(rollouts.metrics)
+    jax_alone = isinstance(agent, Agent)
+    make = jax.jit(agent.init) if jax_alone else agent.init
 
     def init(key: Key) -> LoopState:
         k_agent, k_env, key = jax.random.split(key, 3)
-        seed = int(jax.random.randint(k_env, (), 0, 2**30))
-        return LoopState(jax.jit(agent.init)(k_agent), host.start(agent, envs, seed), key)
+        return LoopState(make(k_agent), host.start(agent, envs, _seed(k_env)), key)
 
     def collect(
         own: Tree, state: LoopState, data: None
@@ -147,11 +158,41 @@ def on_policy_host(
         )  # fmt: skip
         return own, dataclasses.replace(state, actor=actors, key=key), seen, look(seen)
 
-    learning = tuple(_without_actor(stage) for stage in _learning(agent, buffer))
-    return Loop(init, (Stage("rollout", collect, jit=False), *learning))
+    learning = _learning(agent, buffer)
+    wrap = _without_actor if jax_alone else lambda stage: stage._replace(jit=False)
+    stages = Stage("rollout", collect, jit=False), *map(wrap, learning)
+    return Loop(init, stages, *_keeping(agent, envs))
 
 
-def _learning(agent: Agent, buffer: Buffer | None) -> tuple[Stage, Stage]:
+def _seed(key: Key) -> int:
+    return int(jax.random.randint(key, (), 0, 2**30))
+
+
+def _keeping(
+    agent: Agent | HostAgent, envs: Sequence[HostEnv]
+) -> tuple[Callable[..., LoopState], Callable[..., Any]]:
+    """How the state of a loop becomes arrays, and arrays the state of a loop."""
+    pack, unpack = (
+        (agent.save, agent.restore) if isinstance(agent, HostAgent) else (lambda x: x, lambda x: x)
+    )
+
+    def save(state: LoopState) -> LoopState:
+        return dataclasses.replace(state, agent=pack(state.agent))
+
+    def restore(saved: LoopState) -> tuple[LoopState, list[str]]:
+        state = dataclasses.replace(saved, agent=unpack(saved.agent))
+        if saved.actor == ():  # a policy alone
+            return state, []
+        seeds = range(_seed(saved.key), 2**31)
+        actors = tuple(map(functools.partial(host.go_on, agent), envs, saved.actor, seeds))
+        lost = sum(env.num_envs for env in envs if env.restore is None)
+        told = f"{lost} episodes are given up and begin anew: their simulator can't save its state."
+        return dataclasses.replace(state, actor=actors), [told] if lost else []
+
+    return save, restore
+
+
+def _learning(agent: Agent | HostAgent, buffer: Buffer | None) -> tuple[Stage, Stage]:
     """The stages that take a rollout and learn from it."""
 
     def update_dataset(own: Tree, state: LoopState, data: Tree) -> tuple[Tree, ...]:
@@ -182,7 +223,7 @@ def _without_actor(stage: Stage) -> Stage:
     return stage._replace(run=run, jit=False)
 
 
-def check_data(agent: Agent, buffer: Buffer | None) -> None:
+def check_data(agent: Agent | HostAgent, buffer: Buffer | None) -> None:
     """Check that a buffer gives what an agent's update takes.
 
     Raises:

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from jrl.checks import ConfigError
-from jrl.types import Agent, Buffer, Env, HostEnv
+from jrl.types import Agent, Buffer, Env, HostAgent, HostEnv
 
 
 class Kind(NamedTuple):
@@ -23,7 +23,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "env": Kind("environment", "(cfg)", (Env, HostEnv)),
-    "agent": Kind("agent", "(cfg, spec)", (Agent,)),
+    "agent": Kind("agent", "(cfg, spec)", (Agent, HostAgent)),
     "buffer": Kind("buffer", "(cfg)", (Buffer,)),
 }
 
@@ -54,14 +54,28 @@ class Part(NamedTuple):
     module: ModuleType
     title: str
 
-    def make(self, cfg: Any, *spec: Any) -> Any:
+    @property
+    def on_host(self) -> bool:
+        """Whether it is a simulator on the host: a task whose `make` takes `num_envs` as well."""
+        return self.kind == "env" and _on_host(inspect.signature(self.function))
+
+    def make(self, cfg: Any, *spec: Any, **sizes: int) -> Any:
         """`make(cfg)` of a task or a buffer, `make(cfg, spec)` of an algorithm.
+
+        A simulator on the host is made in one piece, `make(cfg, num_envs=B)`.
 
         Raises:
             ConfigError: it returned something else.
         """
-        made = self.function(*(() if self.Config is NoConfig else (cfg,)), *spec)
+        made = self.function(*(() if self.Config is NoConfig else (cfg,)), *spec, **sizes)
         returns = KINDS[self.kind].returns
+        if self.kind == "env":
+            returns = (HostEnv,) if self.on_host else (Env,)
+        if isinstance(made, HostEnv) and not self.on_host:
+            raise ConfigError(
+                f"{self.title}: {_place(self.function)} returned a HostEnv, so it must take how "
+                "many robots to simulate: make(cfg, *, num_envs)."
+            )
         if not isinstance(made, returns):
             raise ConfigError(
                 f"{self.title}: {_place(self.function)} must return "
@@ -138,16 +152,22 @@ def _parameters(kind: str, function: Callable[..., Any], title: str) -> list[ins
         signature = inspect.signature(function)
     except ValueError as error:
         raise ConfigError(f"{title}: {_place(function)} doesn't say what it takes.") from error
-    if _takes(signature, wanted.count(",") + 1):
+    sizes = {"num_envs": 1} if kind == "env" and _on_host(signature) else {}
+    if _takes(signature, wanted.count(",") + 1, **sizes):
         return list(signature.parameters.values())
-    if kind != "agent" and _takes(signature, 0):
+    if kind != "agent" and _takes(signature, 0, **sizes):
         return []
     raise ConfigError(f"{title}: {_place(function)} must take {wanted}, but it takes {signature}.")
 
 
-def _takes(signature: inspect.Signature, count: int) -> bool:
+def _on_host(signature: inspect.Signature) -> bool:
+    num_envs = signature.parameters.get("num_envs")
+    return num_envs is not None and num_envs.kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def _takes(signature: inspect.Signature, count: int, **sizes: int) -> bool:
     try:
-        signature.bind(*range(count))
+        signature.bind(*range(count), **sizes)
     except TypeError:
         return False
     return True

@@ -21,6 +21,7 @@ BUFFERS = {"rollout": "jrl.buffers:rollout"}
 ENVS = {
     "ant": "jrl.envs.ant",
     "cartpole": "jrl.envs.cartpole",
+    "gymnasium": "jrl.envs.adapters.gymnasium",
     "halfcheetah": "jrl.envs.halfcheetah",
     "hopper": "jrl.envs.hopper",
     "humanoid": "jrl.envs.humanoid",

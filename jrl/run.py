@@ -33,6 +33,7 @@ def run(engine: "Engine") -> None:
     lasting = dataclasses.replace(config, resume="")
     configs.save(lasting, logs.run_dir(config) / "config.yaml")
     with (
+        contextlib.closing(engine),
         logs.Logger(config, resume_at=engine.updates if config.resume else None) as logger,
         _signals() as stopping,
         _rescue(engine),

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jrl.checks import ConfigError, unknown
 from jrl.types import Metrics, Tree
@@ -86,12 +87,18 @@ def _same(name: str, what: str, before: Tree, after: Tree) -> None:
             f"before: {forms[0]}\nafter:  {forms[1]}"
         )
     for (path, old), new in zip(jax.tree.leaves_with_path(before), jax.tree.leaves(after)):
-        kinds = [f"{jnp.result_type(x)}{list(jnp.shape(x))}" for x in (old, new)]
+        kinds = [_kind(old), _kind(new)]
         if kinds[0] != kinds[1]:
             leaf = jax.tree_util.keystr(path, simple=True, separator=".") or "it"
             raise ConfigError(
                 f"stage {name!r} changed its {what}: {leaf} was {kinds[0]} and is {kinds[1]} now."
             )
+
+
+def _kind(x: Any) -> str:
+    """Dtype and shape of an array; of a handle, such as a torch module, its type."""
+    known = isinstance(x, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct | float | int)
+    return f"{jnp.result_type(x)}{list(jnp.shape(x))}" if known else type(x).__name__
 
 
 class Schedule:

@@ -183,6 +183,23 @@ class Agent(NamedTuple):
     data: str  # what `update` eats: "rollout" | "batch" | "episodes"
 
 
+class HostAgent(NamedTuple):
+    """An algorithm that isn't JAX, such as a torch policy: ordinary functions.
+
+    Its state is a handle to memory of its own, which `update` may change in place. Observations,
+    actions and rollouts are NumPy or JAX arrays.
+    """
+
+    init: Callable[[Key], Any]  # key -> state
+    policy: Callable[[Any], Any]  # state -> what acting needs; it may be the same memory
+    carry: Callable[[int], Tree]  # memory for B environments; () where there is none
+    act: Callable[..., tuple[Tree, Any, Tree]]  # as `Agent.act`
+    update: Callable[[Any, Tree, Key], tuple[Any, Metrics]]
+    data: str  # what `update` eats, see Agent.data
+    save: Callable[[Any], Tree]  # state -> everything training goes on from, a copy, as arrays
+    restore: Callable[[Tree], Any]  # that tree -> state, bit for bit
+
+
 class Buffer(NamedTuple):
     """A store of experience as pure functions over its own state."""
 
