@@ -67,6 +67,12 @@ class Part(NamedTuple):
         Raises:
             ConfigError: it returned something else.
         """
+        if self.on_host and not sizes:
+            raise ConfigError(
+                f"{self.title} is a simulator on the host, a whole batch and no Env of one robot: "
+                "train with it by `jrl train` or `jrl.builder`, or call its "
+                f"{_place(self.function)} with num_envs."
+            )
         made = self.function(*(() if self.Config is NoConfig else (cfg,)), *spec, **sizes)
         returns = KINDS[self.kind].returns
         if self.kind == "env":

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from jrl import builder, config, host, run
+from jrl import builder, config, envs, host, run
 from jrl.agents import ppo
 from jrl.checks import ConfigError
 from jrl.types import Box, HostEnv, Spec, TimeStep
@@ -240,6 +240,11 @@ def test_what_does_not_fit_says_why(changes, says):
 
     with pytest.raises(ConfigError, match=says):
         start()
+
+
+def test_a_simulator_is_no_env_of_one_robot():
+    with pytest.raises(ConfigError, match=r"'gymnasium' is a simulator on the host.* num_envs"):
+        envs.make("gymnasium", id="CartPole-v1")
 
 
 def test_a_host_task_must_take_how_many_robots(tmp_path):
